@@ -1,0 +1,104 @@
+# Everything a person or CI does here. `make help` lists it. Needs python3 (3.11 or newer) and make, nothing else.
+
+PYTHON ?= python3
+override VENV := $(or $(VENV),.venv)
+BIN    := $(VENV)/bin
+# -qq: errors only.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+# The job. SOURCE and OUTPUT are folders or URIs (s3://bucket/raw). ARGS go to `shardprep build` as they are.
+SAMPLE    := sample/documents
+SOURCE    ?= $(SAMPLE)
+OUTPUT    ?= shards
+TOKENIZER ?= $(if $(filter $(SAMPLE),$(SOURCE)),sample/tokenizer.json)
+CONFIG    ?= $(if $(filter $(SAMPLE),$(SOURCE)),pipelines/sample.toml,pipelines/job.toml)
+REPORT    ?= $(if $(findstring ://,$(OUTPUT)),build/report.html,$(OUTPUT)/report.html)
+ARGS      ?=
+
+# Two, not one a core: tests start clusters and servers of their own.
+TEST_JOBS ?= 2
+PYTEST    := -m pytest -n $(TEST_JOBS) -m "not slow"
+
+.DEFAULT_GOAL := help
+.PHONY: help shards test test-slow check format lint types floors docs coverage sample-twice bench clean
+.DELETE_ON_ERROR:
+
+help:  ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- the job -------------------------------------------------------------------------------------------------------
+
+shards: $(VENV)/.run  ## build the sample, or SOURCE=... OUTPUT=... TOKENIZER=... ARGS="..."
+	@test -n "$(TOKENIZER)" || { echo "make shards: a SOURCE of yours needs TOKENIZER=... (a tokenizer.json by path or URI, or a hub name)" >&2; exit 2; }
+	@$(BIN)/shardprep build "$(SOURCE)" "$(OUTPUT)" --tokenizer "$(TOKENIZER)" --config "$(CONFIG)" $(ARGS)
+	@mkdir -p build
+	@$(BIN)/shardprep inspect "$(OUTPUT)" --html "$(REPORT)"
+
+# ---- environments: stamps, so that pip runs only when pyproject.toml changed. The install is editable: sources are live.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"shardprep needs Python 3.11 or newer, but {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+	@echo "making $(VENV) ..."
+	@$(PYTHON) -m venv "$(VENV)"
+
+$(VENV)/.run: pyproject.toml shardprep/version.py | $(BIN)/python
+	@echo "installing shardprep into $(VENV) ..."
+	@$(PIP) install --upgrade "pip>=25.1"
+	@$(PIP) install --editable ".[fast]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@echo "installing what the tests need ..."
+	@$(PIP) install --group test
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	@echo "installing what the checks need ..."
+	@$(PIP) install --group lint --group docs
+	@touch $@
+
+# ---- tests and checks: `make check` is what CI runs, no more and no less ---------------------------------------------
+
+test: $(VENV)/.test  ## run the tests
+	$(BIN)/python $(PYTEST)
+
+test-slow: $(VENV)/.test  ## run the long proofs
+	$(BIN)/python -m pytest -m slow
+
+check: format lint types floors docs sample-twice coverage  ## all that CI runs
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+floors: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev  ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The first command of the README, on a folder of its own; the second time it must find the work done.
+sample-twice: $(VENV)/.run
+	rm -rf build/check
+	$(MAKE) --no-print-directory shards OUTPUT=build/check
+	$(MAKE) --no-print-directory shards OUTPUT=build/check
+	$(BIN)/shardprep verify build/check
+
+coverage: $(VENV)/.dev
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run $(PYTEST)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --show-missing --include="shardprep/core/*" --fail-under=100
+	$(BIN)/coverage report --skip-covered --show-missing --omit="shardprep/core/*" --fail-under=90
+
+bench: $(VENV)/.dev  ## run the benchmarks: docs/benchmarks.md says what each shows
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:  ## remove what was built: environments, caches, the sample's shards
+	rm -rf $(VENV) build site .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	test ! -f shards/manifest.json || rm -rf shards

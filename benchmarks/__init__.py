@@ -1,0 +1,1 @@
+"""What shardprep must reach, measured: `make bench`, or `python -m benchmarks NAME ...` for one of them."""

@@ -1,0 +1,1 @@
+"""Decisions: pure functions over values. No I/O, clock, environment, logging or global randomness."""

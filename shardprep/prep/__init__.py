@@ -1,0 +1,1 @@
+"""The job: ask the core, do it, hand back the answer."""

@@ -1,0 +1,234 @@
+"""Who runs the tasks: an embedded Dask cluster, a running one by address, or this process.
+
+A run is one flat map in waves: a few tasks more than there are workers are with the scheduler at any time, so that
+its memory and the driver's do not grow with the number of tasks, and small results are handed over as they come.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from shardprep.errors import ConfigError, WorkerError
+from shardprep.prep.settings import Settings, parse_bytes
+
+A = TypeVar("A")
+R = TypeVar("R")
+WAVE_PER_WORKER = 3  # tasks with the scheduler for each worker: one running, one there, one on its way
+CONNECT_DEADLINE_S = 30.0
+NO_WORKERS_DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """In place of a result: the worker died on this task, alone with it."""
+
+    detail: str
+
+
+class Engine(Protocol):
+    """Runs a function over tasks; results come in any order, as (index, result)."""
+
+    workers: int
+
+    def run(
+        self, function: Callable[[A], R], count: int, task: Callable[[int], A]
+    ) -> Iterator[tuple[int, R | WorkerDied]]:
+        """Yield (index, result) for each index below count; an exception of a task is raised here."""
+        ...
+
+    def alone(self, function: Callable[[A], R], argument: A) -> R | WorkerDied:
+        """Return the result of one call while nothing else runs, or WorkerDied."""
+        ...
+
+    def close(self) -> None:
+        """End all that was started."""
+        ...
+
+
+class SerialEngine:
+    """The reference: one call after the other, in this process. A call that kills its process kills this one."""
+
+    workers = 1
+
+    def run(
+        self, function: Callable[[A], R], count: int, task: Callable[[int], A]
+    ) -> Iterator[tuple[int, R | WorkerDied]]:
+        """Yield (index, result) in order."""
+        for index in range(count):
+            yield index, function(task(index))
+
+    def alone(self, function: Callable[[A], R], argument: A) -> R | WorkerDied:
+        """Return the result of one call."""
+        return function(argument)
+
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
+
+
+class DaskEngine:
+    """A Dask cluster: embedded (spawned processes of one thread each) or running at an address."""
+
+    def __init__(self, settings: Settings) -> None:
+        import dask
+        import distributed
+
+        self._distributed: Any = distributed  # its calls have no types
+        self._cluster: Any = None
+        self._client: Any = None
+        # One death makes a suspect; who is guilty is settled here, one task at a time (docs/decisions/0005).
+        config = {
+            "distributed.scheduler.allowed-failures": 0,
+            "distributed.worker.multiprocessing-method": "spawn",
+            "distributed.worker.memory.target": False,
+            "distributed.worker.memory.spill": False,
+            "distributed.worker.memory.pause": False,
+            "distributed.worker.memory.terminate": 0.95,
+            "distributed.nanny.pre-spawn-environ": _worker_environment(),
+            "distributed.nanny.environ": _worker_environment(),
+            "distributed.comm.timeouts.connect": "30s",
+            "distributed.worker.daemon": True,
+            "distributed.admin.tick.limit": "1h",
+            "temporary-directory": tempfile.gettempdir(),
+        }
+        with dask.config.set(config):
+            if settings.scheduler == "local":
+                self._start_local(settings)
+            else:
+                self._connect(settings.scheduler)
+
+    def _start_local(self, settings: Settings) -> None:
+        workers = settings.workers or os.cpu_count() or 1
+        limit: Any = "auto"
+        if settings.memory_limit is not None:
+            limit = parse_bytes(settings.memory_limit)
+        self._cluster = self._distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=limit,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},  # never a fixed port
+            silence_logs=100,  # above CRITICAL: what a person needs to know is said by us, with the object's name
+            protocol="tcp",
+            host="127.0.0.1",
+        )
+        self._client = self._distributed.Client(self._cluster, set_as_default=False)
+        self.workers = workers
+
+    def _connect(self, address: str) -> None:
+        try:
+            self._client = self._distributed.Client(address, timeout=CONNECT_DEADLINE_S, set_as_default=False)
+        except (OSError, TimeoutError) as error:
+            raise WorkerError(f"no Dask scheduler answers at {address}: {error}", address=address) from error
+        try:
+            self._client.wait_for_workers(1, timeout=NO_WORKERS_DEADLINE_S)
+        except TimeoutError as error:
+            raise WorkerError(f"the scheduler at {address} has no workers", address=address) from error
+        self.workers = max(1, sum(self._client.nthreads().values()))
+        self._check_versions(address)
+
+    def _check_versions(self, address: str) -> None:
+        """Raise ConfigError where a worker has other packages than this process: its bytes could differ."""
+        here = package_versions()
+        for worker, there in self._client.run(package_versions).items():
+            differing = [
+                f"{name} {there.get(name)} (here {version})"
+                for name, version in here.items()
+                if there.get(name) != version
+            ]
+            if differing:
+                raise ConfigError(
+                    f"worker {worker} of {address} has other packages: {', '.join(differing)}", worker=worker
+                )
+
+    def run(
+        self, function: Callable[[A], R], count: int, task: Callable[[int], A]
+    ) -> Iterator[tuple[int, R | WorkerDied]]:
+        """Yield (index, result) as they end; tasks whose worker died run again, alone, at the end."""
+        suspects: list[int] = []
+        for index, result in self._wave(function, count, task):
+            if isinstance(result, WorkerDied):
+                suspects.append(index)
+            else:
+                yield index, result
+        for index in sorted(suspects):
+            yield index, self.alone(function, task(index))
+
+    def _wave(
+        self, function: Callable[[A], R], count: int, task: Callable[[int], A]
+    ) -> Iterator[tuple[int, R | WorkerDied]]:
+        open_tasks: dict[Any, int] = {}
+        following = 0
+        done = self._distributed.as_completed(loop=self._client.loop, with_results=False)
+        try:
+            while following < count or open_tasks:
+                while following < count and len(open_tasks) < self.workers * WAVE_PER_WORKER:
+                    future = self._submit(function, task(following))
+                    open_tasks[future] = following
+                    done.add(future)
+                    following += 1
+                future = next(done)
+                index = open_tasks.pop(future)
+                yield index, self._outcome(future)
+                future.release()
+        finally:
+            for future in open_tasks:
+                future.cancel()
+
+    def _submit(self, function: Callable[[A], R], argument: A) -> Any:
+        return self._client.submit(function, argument, pure=False, retries=0)
+
+    def _outcome(self, future: Any) -> Any:
+        try:
+            return future.result()
+        except self._distributed.KilledWorker as error:
+            return WorkerDied(f"the worker process died ({error.last_worker.address})")
+        except self._distributed.CancelledError as error:  # the scheduler went away
+            raise WorkerError("the Dask scheduler was lost; run the same command again to continue") from error
+
+    def alone(self, function: Callable[[A], R], argument: A) -> R | WorkerDied:
+        """Return the result of one call with nothing else queued, or WorkerDied."""
+        self._wait_for_a_worker()
+        outcome: R | WorkerDied = self._outcome(self._submit(function, argument))
+        return outcome
+
+    def _wait_for_a_worker(self) -> None:
+        deadline = time.monotonic() + NO_WORKERS_DEADLINE_S
+        while not self._client.nthreads():
+            if time.monotonic() > deadline:
+                raise WorkerError("all Dask workers are gone and none came back")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End the client, and the cluster if it is ours."""
+        self._client.close()
+        if self._cluster is not None:
+            self._cluster.close(timeout=10)
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions that decide what is written, of the process that calls."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    out = {}
+    for name in ("shardprep", "pyarrow", "numpy", "tokenizers", "fastokens", "nanotoken", "orjson"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            out[name] = "absent"
+    return out
+
+
+def _worker_environment() -> dict[str, str]:
+    """One process per core: libraries inside must not start threads of their own."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {**dict.fromkeys(names, "1"), "TOKENIZERS_PARALLELISM": "false", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+def start_engine(settings: Settings) -> Engine:
+    """Return the engine that the settings ask for."""
+    return SerialEngine() if settings.scheduler == "serial" else DaskEngine(settings)

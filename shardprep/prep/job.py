@@ -1,0 +1,103 @@
+"""What a task needs to know, small enough to travel with every task, and what a worker process keeps between tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import cloudpickle
+
+from shardprep.core.splits import Splits
+from shardprep.formats.fields import ColumnSpec, Fields
+from shardprep.formats.tokenizer import TokenizerSpec
+from shardprep.prep.settings import Settings
+from shardprep.storage.retry import InFlight
+from shardprep.storage.store import Store, open_store
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build, as every task sees it; a few kilobytes.
+
+    roots         URIs of the source's roots, in the order of SourceTable.roots
+    staging       URI of the plan's staging folder; output, of the plan's folder
+    tokenizer     name of the tokenizer's bytes in the staging folder
+    batch_bytes   token bytes of one staged batch
+    refs          documents may have their text behind a URI (augmented manifest)
+    """
+
+    settings: Settings
+    spec: TokenizerSpec
+    backend: str
+    roots: tuple[str, ...]
+    staging: str
+    output: str
+    tokenizer: str
+    custom_tokenizer: bool
+    splits: Splits
+    batch_bytes: int
+    refs: bool
+
+    @cached_property
+    def fields(self) -> Fields:
+        """Return the fields that documents are read with."""
+        return fields_of(self.settings)
+
+
+def fields_of(settings: Settings) -> Fields:
+    """Return the fields that the settings name."""
+    return Fields(
+        text=settings.text_field,
+        id=settings.id_field,
+        columns=tuple(ColumnSpec.parse(column) for column in settings.columns),
+        split_by=settings.split_by,
+    )
+
+
+class Worker:
+    """The stores and the encoder of one process, made when first needed, kept for the tasks that follow."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.limit = InFlight()
+        self._stores: dict[str, Store] = {}
+
+    def store(self, uri: str) -> Store:
+        """Return the store of a root, opened once in this process."""
+        if uri not in self._stores:
+            options = dict(self.job.settings.storage_options)
+            self._stores[uri] = open_store(uri, options=options, kind=self.job.settings.store)
+        return self._stores[uri]
+
+    @property
+    def staging(self) -> Store:
+        """Return the store of the staging folder."""
+        return self.store(self.job.staging)
+
+    @property
+    def output(self) -> Store:
+        """Return the store of the plan's folder."""
+        return self.store(self.job.output)
+
+    @cached_property
+    def encoder(self) -> Any:
+        """Return the encoder; the tokenizer's bytes come from staging once per process."""
+        from shardprep.formats.backends import load_encoder
+
+        data: Any = self.staging.get(self.job.tokenizer)
+        if self.job.custom_tokenizer:
+            data = cloudpickle.loads(data)
+        return load_encoder(data, self.job.spec, self.job.backend)
+
+
+_kept: dict[Any, Worker] = {}
+
+
+def worker_of(job: Job) -> Worker:
+    """Return this process's worker for a job; another job takes its place."""
+    key = (job.staging, job.output, job.spec.fingerprint, job.backend, job.roots, job.settings)
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = Worker(job)
+    return _kept[key]

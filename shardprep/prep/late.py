@@ -1,0 +1,209 @@
+"""What is known only when all scans are in: one type a column, repeats, and rows that are left out after all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from shardprep.core.plan import LengthHistogram, ScanPlan, ScanReport
+from shardprep.errors import SourceError, WorkerError
+from shardprep.formats.columns import merge_types
+from shardprep.formats.documents import Reason
+from shardprep.prep.engine import Engine, WorkerDied
+from shardprep.prep.job import Job
+from shardprep.prep.repeats import (
+    NAMED,
+    REPEAT,
+    DropCall,
+    Dropped,
+    NamesCall,
+    Repeats,
+    RepeatsCall,
+    drop,
+    find_repeats,
+    names,
+    partitions,
+)
+
+
+@dataclass(frozen=True)
+class Late:
+    """Rows left out after they were staged.
+
+    histograms  task -> histogram (one per split) of the rows left out
+    set_aside   reason -> documents
+    facts       what repeats, for the manifest
+    """
+
+    histograms: dict[int, tuple[LengthHistogram, ...]] = field(default_factory=dict)
+    set_aside: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def digest(self) -> bytes:
+        """Return bytes that tell these drops from others."""
+        facts = {
+            str(task): [[h.lengths.tolist(), h.counts.tolist()] for h in gone] for task, gone in self.histograms.items()
+        }
+        return orjson.dumps([facts, self.set_aside], option=orjson.OPT_SORT_KEYS)
+
+
+def column_types(job: Job, reports: Sequence[ScanReport]) -> dict[str, str]:
+    """Return the type of every column; raise TypeConflict where the data has two for an undeclared one."""
+    merged = merge_types([report.column_types for report in reports])
+    return {spec.name: spec.type or merged.get(spec.name, "string") for spec in job.fields.columns}
+
+
+def without_lost_objects(plan: ScanPlan, reports: Sequence[ScanReport]) -> list[ScanReport]:
+    """Return the reports with every object that lost one of its byte ranges dropped whole, set aside once.
+
+    An object that changed while it was read must not be mixed from two versions.
+    """
+    lost: dict[int, int] = {}
+    for report in reports:
+        if report.objects.get("lost"):
+            lost.setdefault(int(plan.first[report.task]), report.task)
+    if not lost:
+        return list(reports)
+    out = []
+    for report in reports:
+        is_range = not plan.count[report.task]
+        if is_range and int(plan.first[report.task]) in lost and lost[int(plan.first[report.task])] != report.task:
+            nothing = tuple(replace(h, lengths=h.lengths[:0], counts=h.counts[:0]) for h in report.histograms)
+            objects = {**report.objects, "left_out": 1}
+            out.append(
+                replace(
+                    report,
+                    histograms=nothing,
+                    found=0,
+                    set_aside={},
+                    documents=0,
+                    tokens_cut=0,
+                    documents_cut=0,
+                    objects=objects,
+                )
+            )
+        else:
+            out.append(report)
+    return out
+
+
+def find_and_drop(engine: Engine, job: Job, plan: ScanPlan, reports: Sequence[ScanReport]) -> Late:
+    """Return what repeats over the whole input, and what is left out for it. Raises SourceError if that is to stop the job."""
+    settings = job.settings
+    facts: dict[str, Any] = {}
+    gone: dict[int, dict[int, tuple[str, int, int]]] = {}  # task -> document -> (reason, first task, first document)
+    if settings.dedup == "exact" or len(job.splits.names) > 1:
+        texts = _repeats(engine, job, reports, "texts", {})
+        if settings.dedup == "exact":
+            facts["texts_set_aside"] = len(texts.later)
+            _add(gone, texts.later, Reason.DUPLICATE_TEXT)
+        else:
+            facts["texts_in_two_splits"] = texts.leaked
+            facts["texts_in_two_splits_examples"] = _examples(engine, job, texts.leaks)
+    if settings.id_field is not None:
+        ids = _repeats(engine, job, reports, "ids", {t: np.array(sorted(d), dtype=np.int64) for t, d in gone.items()})
+        facts["ids"] = len(ids.later)
+        facts["ids_examples"] = [pair[0] for pair in _examples(engine, job, ids.later[:NAMED])]
+        if len(ids.later) and settings.on_duplicate_id == "fail":
+            raise SourceError(
+                f"{len(ids.later):,} documents have an id that an earlier one has, for example {', '.join(facts['ids_examples'])}; "
+                "--on-duplicate-id keep or set-aside would go on",
+                ids=facts["ids_examples"],
+            )
+        if settings.on_duplicate_id == "set-aside":
+            _add(gone, ids.later, Reason.DUPLICATE_ID)
+    return _drop_all(engine, job, plan, gone, facts)
+
+
+def _repeats(
+    engine: Engine, job: Job, reports: Sequence[ScanReport], kind: str, gone: dict[int, NDArray[np.int64]]
+) -> Repeats:
+    """Return the repeats of one kind over all hash ranges."""
+    tasks = np.array([report.task for report in reports], dtype=np.int64)
+    documents = np.array([report.documents for report in reports], dtype=np.int64)
+    ranges = partitions(int(documents.sum()))
+    found: dict[int, Repeats] = {}
+    for index, result in engine.run(
+        find_repeats, len(ranges), lambda i: RepeatsCall(job, kind, *ranges[i], tasks, documents, gone)
+    ):
+        found[index] = _alive(result)
+    later = np.concatenate([np.zeros(0, dtype=REPEAT), *(found[i].later for i in range(len(ranges)))])
+    leaks = np.concatenate([np.zeros(0, dtype=REPEAT), *(found[i].leaks for i in range(len(ranges)))])
+    return Repeats(later, sum(part.leaked for part in found.values()), leaks[:NAMED])
+
+
+def _alive(result: Any) -> Any:
+    if isinstance(result, WorkerDied):
+        raise WorkerError(
+            f"a worker died while repeats were looked for: {result.detail}; give workers more memory (--memory-limit)"
+        )
+    return result
+
+
+def _add(gone: dict[int, dict[int, tuple[str, int, int]]], later: NDArray[Any], reason: Reason) -> None:
+    for task, document, first_task, first in later.tolist():
+        gone.setdefault(task, {})[document] = (str(reason), first_task, first)
+
+
+def _examples(engine: Engine, job: Job, pairs: NDArray[Any]) -> list[list[str]]:
+    """Return [id, id of the first] of a few repeats."""
+    wanted: dict[int, set[int]] = {}
+    for task, document, first_task, first in pairs.tolist():
+        wanted.setdefault(task, set()).add(document)
+        wanted.setdefault(first_task, set()).add(first)
+    ids = _names(engine, job, wanted)
+    return [[ids[task, document], ids[first_task, first]] for task, document, first_task, first in pairs.tolist()]
+
+
+def _names(engine: Engine, job: Job, wanted: dict[int, set[int]]) -> dict[tuple[int, int], str]:
+    tasks = sorted(wanted)
+    found: dict[tuple[int, int], str] = {}
+    for index, result in engine.run(
+        names, len(tasks), lambda i: NamesCall(job, tasks[i], np.array(sorted(wanted[tasks[i]]), dtype=np.int64))
+    ):
+        found |= {(tasks[index], document): name for document, name in _alive(result).items()}
+    return found
+
+
+def _drop_all(
+    engine: Engine, job: Job, plan: ScanPlan, gone: dict[int, dict[int, tuple[str, int, int]]], facts: dict[str, Any]
+) -> Late:
+    """Stage what is left of each task that loses documents."""
+    wanted: dict[int, set[int]] = {}
+    for documents in gone.values():
+        for _, first_task, first in documents.values():
+            wanted.setdefault(first_task, set()).add(first)
+    ids = _names(engine, job, wanted)
+    tasks = sorted(gone)
+
+    def call(i: int) -> DropCall:
+        documents = sorted(gone[tasks[i]].items())
+        return DropCall(
+            job,
+            plan.task(tasks[i]),
+            np.array([document for document, _ in documents], dtype=np.int64),
+            tuple(reason for _, (reason, _, _) in documents),
+            tuple(ids[first_task, first] for _, (_, first_task, first) in documents),
+        )
+
+    histograms, set_aside = {}, dict[str, int]()
+    for _, result in engine.run(drop, len(tasks), call):
+        dropped: Dropped = _alive(result)
+        histograms[dropped.task] = dropped.histograms
+        for reason, count in dropped.set_aside.items():
+            set_aside[reason] = set_aside.get(reason, 0) + count
+    return Late(dict(sorted(histograms.items())), dict(sorted(set_aside.items())), facts)
+
+
+def staged_digest(staged: Iterable[bytes], late: Late) -> str:
+    """Return what tells the staged rows of one run from those of another, hex."""
+    digest = hashlib.sha256(late.digest())
+    for part in staged:
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,112 @@
+"""The output: what stands there already, the one create-only put of the manifest, and what is swept afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from shardprep.core.manifest import Manifest, parse
+from shardprep.errors import Exists, ManifestConflict, ManifestError, NotFound, StoreError
+from shardprep.prep.settings import Settings
+from shardprep.storage.store import Store, open_store
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output folder as it was at the start.
+
+    existing   the manifest that stood there, with its bytes and its ETag; None where there was none
+    """
+
+    uri: str
+    store: Store
+    existing: Manifest | None
+    existing_bytes: bytes
+    etag: str
+
+    @classmethod
+    def open(cls, uri: str, settings: Settings) -> Output:
+        """Look at the output. Raises ManifestError where a manifest stands that cannot be read."""
+        store = open_store(uri, options=dict(settings.storage_options), kind=settings.store)
+        try:
+            _, etag = store.head(MANIFEST)
+            data = store.get(MANIFEST)
+        except NotFound:
+            return cls(uri, store, None, b"", "")
+        try:
+            existing = parse(data)
+        except ManifestError as error:
+            if not settings.overwrite:
+                raise ManifestError(
+                    f"{join(uri, MANIFEST)} stands in the way and cannot be read: {error.message}"
+                ) from error
+            existing = None
+        return cls(uri, store, existing, data, etag)
+
+    def refuse_conflict(self, plan: str, settings: Settings) -> None:
+        """Raise ManifestConflict if another data set stands here and is not to be replaced."""
+        if self.existing is not None and self.existing.plan != plan and not settings.overwrite:
+            raise ManifestConflict(
+                f"{self.uri} already holds another data set (plan {self.existing.plan}, fingerprint "
+                f"{self.existing.fingerprint[:12]}; this one is plan {plan}). Choose another output, or give --overwrite",
+                uri=self.uri,
+                existing=self.existing.plan,
+                plan=plan,
+            )
+
+    def is_whole(self, plan: str) -> bool:
+        """Say whether this very plan is published here, with every shard in place and of its size."""
+        if self.existing is None or self.existing.plan != plan:
+            return False
+        sizes: dict[str, int] = {}
+        for page in self.store.list(plan + "/"):
+            sizes.update(zip(page.keys.to_pylist(), page.sizes.tolist(), strict=True))
+        return all(sizes.get(shard.name) == shard.bytes for shard in self.existing.shards)
+
+    def publish(self, data: bytes, settings: Settings) -> None:
+        """Put the manifest, last of all. The same bytes already there are success; others are a ManifestConflict."""
+        try:
+            if self.etag and (settings.overwrite or data == self.existing_bytes):
+                if data != self.existing_bytes:
+                    self.store.put_if_match(MANIFEST, data, self.etag)
+            else:
+                self.store.put_new(MANIFEST, data)
+        except Exists as error:
+            if self.store.get(MANIFEST) != data:
+                raise ManifestConflict(
+                    f"another job published {join(self.uri, MANIFEST)} meanwhile, with other content. "
+                    "This job's data set is not published; look at what is there, then run again with another output "
+                    "or --overwrite",
+                    uri=self.uri,
+                ) from error
+
+    def sweep_replaced(self, plan: str) -> None:
+        """Remove the folder of the data set that was replaced."""
+        if self.existing is not None and self.existing.plan != plan:
+            sweep(self.store, self.existing.plan + "/")
+
+
+def sweep(store: Store, prefix: str) -> None:
+    """Delete everything under a prefix; on a local disk the folder too, with what a killed job left half written."""
+    folder = store.local_path(prefix.rstrip("/"))
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for page in list(store.list(prefix)):
+        store.delete(page.keys.to_pylist())
+
+
+def sweep_quietly(store: Store, prefix: str) -> bool:
+    """Sweep, and say whether it went well: leftovers harm nobody, and a published data set stays published."""
+    try:
+        sweep(store, prefix)
+    except StoreError:
+        return False
+    return True
+
+
+def join(uri: str, name: str) -> str:
+    """Return a URI with a name behind it."""
+    return f"{uri.rstrip('/')}/{name}"

@@ -1,0 +1,229 @@
+"""One write task: gather a shard's rows from staging, encode them row group by row group, put the file."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shardprep.core.block import TokenBlock
+from shardprep.core.buckets import LengthBuckets
+from shardprep.core.manifest import ShardInfo
+from shardprep.core.plan import ShardRanges
+from shardprep.core.row_groups import row_groups
+from shardprep.errors import NotFound, StoreError
+from shardprep.formats.parquet import ShardWriter
+from shardprep.prep.job import Job, Worker, worker_of
+from shardprep.prep.stage import Staged, load_staged, name_of, read_batch
+from shardprep.storage.fetch import Item, fetch
+from shardprep.storage.store import Store
+
+AHEAD_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class WriteCall:
+    """One shard.
+
+    split     number of the split; ranges: its rows in the staged files, and their lengths
+    schema    Arrow schema of the file, serialized
+    staged    digest of all staged files and drops: a finished shard of other rows is written again
+    dropped   tasks of which rows were dropped late
+    """
+
+    job: Job
+    split: int
+    name: str
+    ranges: ShardRanges
+    buckets: LengthBuckets
+    schema: bytes
+    staged: str
+    dropped: frozenset[int]
+
+
+def write_shard(call: WriteCall) -> ShardInfo:
+    """Return what was written; a shard that an earlier run finished is only checked."""
+    worker = worker_of(call.job)
+    side = "shard-" + call.name.replace("/", "-") + ".json"
+    finished = _finished(worker, call, side)
+    if finished is not None:
+        return finished
+    sink = pa.BufferOutputStream()
+    schema = pa.ipc.read_schema(pa.py_buffer(call.schema))
+    writer = ShardWriter(sink, schema)
+    gather = Gather(worker, call, schema)
+    cuts = row_groups(call.ranges.lengths, call.buckets, call.job.settings.row_group_bytes, _fixed_bytes(schema))
+    for start, stop in itertools.pairwise(cuts.tolist()):
+        writer.write(gather.rows(start, stop))
+    digest = writer.close()
+    worker.output.put(call.name, memoryview(sink.getvalue()))
+    info = ShardInfo(
+        name=f"{_plan_of(call.job)}/{call.name}",
+        split=call.job.splits.names[call.split],
+        rows=digest.rows,
+        tokens=digest.tokens,
+        bytes=digest.size_bytes,
+        sha256=digest.sha256,
+        footer_bytes=digest.footer_bytes,
+        footer_sha256=digest.footer_sha256,
+        row_groups=digest.row_groups,
+    )
+    worker.staging.put(side, orjson.dumps({"staged": call.staged, "info": asdict(info)}))
+    return info
+
+
+def _plan_of(job: Job) -> str:
+    return job.output.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _fixed_bytes(schema: pa.Schema) -> int:
+    """Return the bytes that a row takes beside its tokens, roughly: id, length and what is passed through."""
+    return 16 + 8 * len(schema)
+
+
+def _finished(worker: Worker, call: WriteCall, side: str) -> ShardInfo | None:
+    """Return the shard of an earlier run, if it was made of the same rows and its bytes are still right."""
+    try:
+        value = orjson.loads(worker.staging.get(side))
+        if value["staged"] != call.staged:
+            return None
+        info = ShardInfo(**value["info"])
+        data = worker.output.get(call.name)
+    except (StoreError, ValueError, KeyError, TypeError):
+        return None
+    return info if hashlib.sha256(data).hexdigest() == info.sha256 else None
+
+
+class Gather:
+    """Reads a shard's rows from the staged files: each batch once, in the order in which it is first needed."""
+
+    def __init__(self, worker: Worker, call: WriteCall, schema: pa.Schema) -> None:
+        self._worker = worker
+        self._call = call
+        self._schema = schema
+        self._files: dict[int, Staged] = {}
+        self._maps: dict[int, pa.Buffer] = {}
+        self._kept: dict[int, NDArray[np.int64]] = {}
+        self._batches: dict[tuple[int, int], pa.RecordBatch] = {}
+        table = self._pieces()  # (task, batch, first row in the batch, rows) in the order of the shard's rows
+        self._table = table.tolist()
+        self._starts = np.concatenate([[0], np.cumsum(table[:, 3])]).astype(np.int64)
+        self._uses: dict[tuple[int, int], int] = {}
+        for task, batch, _, _ in self._table:
+            self._uses[task, batch] = self._uses.get((task, batch), 0) + 1
+        self._coming = self._fetched(list(self._uses))
+
+    def _pieces(self) -> NDArray[np.int64]:
+        """Return int64 (pieces, 4): the shard's ranges of staged rows, cut where staged batches end."""
+        ranges = self._call.ranges
+        order, rows = [np.zeros(0, dtype=np.int64)], [np.zeros((0, 4), dtype=np.int64)]
+        for task in np.unique(ranges.task).tolist():
+            place = np.flatnonzero(ranges.task == task)
+            start, stop = ranges.row_start[place], ranges.row_stop[place]
+            if task in self._call.dropped:
+                place, start, stop = self._runs_of_kept(task, place, start, stop)
+            chosen, first = self._staged(task).split_batches(self._call.split)
+            low = np.searchsorted(first, start, side="right") - 1
+            spans = np.searchsorted(first, stop - 1, side="right") - low
+            which = np.repeat(np.arange(len(place)), spans)
+            batch = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(spans) - spans, spans)
+            begin, end = np.maximum(start[which], first[batch]), np.minimum(stop[which], first[batch + 1])
+            columns = [np.full(len(which), task), chosen[batch], begin - first[batch], end - begin]
+            rows.append(np.stack(columns, axis=1))
+            order.append(place[which])
+        return np.concatenate(rows)[np.argsort(np.concatenate(order), kind="stable")]
+
+    def _runs_of_kept(
+        self, task: int, place: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return ranges of kept rows as ranges of staged rows, and the range that each is a part of."""
+        kept = self._kept_rows(task)
+        which = np.repeat(np.arange(len(place)), stop - start)
+        row = kept[np.arange(len(which)) - np.repeat(np.cumsum(stop - start) - stop, stop - start)]
+        new = np.append(True, (np.diff(row) != 1) | (np.diff(which) != 0))
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(row)) - 1
+        return place[which[first]], row[first], row[last] + 1
+
+    def _staged(self, task: int) -> Staged:
+        if task not in self._files:
+            staged = load_staged(self._worker.staging, task, check=False)
+            if staged is None:
+                raise NotFound(f"the staged rows of task {task} are gone; run the same command again", task=task)
+            self._files[task] = staged
+        return self._files[task]
+
+    def _kept_rows(self, task: int) -> NDArray[np.int64]:
+        """Return which of a task's staged rows of this split are left after late drops."""
+        if task not in self._kept:
+            data = self._worker.staging.get(f"{name_of(task)}.kept-{self._call.split}.npy")
+            self._kept[task] = np.frombuffer(data, dtype=np.int64)
+        return self._kept[task]
+
+    def _fetched(self, wanted: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+        store = self._worker.staging
+        if store.local_path("") is not None:
+            for task, batch in wanted:
+                staged = self._files[task]
+                start, stop = staged.batches[batch, :2]
+                yield (task, batch), read_batch(staged, self._mapped(store, task).slice(start, stop - start))
+            return
+        items = (self._item(task, batch) for task, batch in wanted)
+        for (task, batch), (_, data) in zip(
+            wanted, fetch(store, items, ahead_bytes=AHEAD_BYTES, limit=self._worker.limit), strict=True
+        ):
+            if isinstance(data, StoreError):
+                raise data
+            yield (task, batch), read_batch(self._files[task], data)
+
+    def _item(self, task: int, batch: int) -> Item:
+        start, stop = (int(x) for x in self._files[task].batches[batch, :2])
+        return Item(name_of(task) + ".arrow", stop - start, "", (start, stop))
+
+    def _mapped(self, store: Store, task: int) -> pa.Buffer:
+        if task not in self._maps:
+            path = store.local_path(name_of(task) + ".arrow")
+            with pa.memory_map(path) as file:
+                self._maps[task] = file.read_buffer()
+        return self._maps[task]
+
+    def rows(self, start: int, stop: int) -> TokenBlock:
+        """Return rows start to stop of the shard, with the columns of the schema; to be called in order."""
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        slices = []
+        while start < stop:
+            task, batch, row, count = self._table[first]
+            skip = start - int(self._starts[first])
+            take = min(stop - start, count - skip)
+            slices.append(self._batch(task, batch).slice(row + skip, take))
+            start += take
+            if skip + take == count:
+                self._release(task, batch)
+                first += 1
+        table = pa.Table.from_batches(slices).combine_chunks()
+        return TokenBlock.from_batch(table.to_batches()[0])
+
+    def _batch(self, task: int, batch: int) -> pa.RecordBatch:
+        while (task, batch) not in self._batches:
+            place, data = next(self._coming)
+            self._batches[place] = _cast(data, self._schema)
+        return self._batches[task, batch]
+
+    def _release(self, task: int, batch: int) -> None:
+        self._uses[task, batch] -= 1
+        if not self._uses[task, batch]:
+            del self._batches[task, batch]
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a staged batch with the types of the whole data set, without what is only staged."""
+    target = pa.schema([schema.field(name) for name in batch.schema.names if name in schema.names])
+    columns = [batch.column(field.name) for field in target]
+    cast = [column if column.type == f.type else column.cast(f.type) for column, f in zip(columns, target, strict=True)]
+    return pa.RecordBatch.from_arrays(cast, schema=target)

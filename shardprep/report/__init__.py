@@ -1,0 +1,1 @@
+"""Looking at a data set: numbers and one self-contained page."""

@@ -1,0 +1,1 @@
+"""The edge: the only place that talks to disks and object stores."""

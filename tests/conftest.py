@@ -1,0 +1,46 @@
+"""For all tests: one Hypothesis profile, and no test may leave a thread or a child process behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Times on a busy machine say nothing about a property; CI draws the same examples each time.
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+KEPT_THREADS = ("shardprep-fetch", "Profile", "IO loop", "Dask-", "pytest", "asyncio_", "ThreadPoolExecutor", "fsspec")
+KEPT_CHILDREN = ("weed", "moto", "fault_proxy", "resource_tracker", "pytest", "execnet", "forkserver")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request):
+    threads = set(threading.enumerate())
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    deadline = time.monotonic() + 5
+    while (left := _left_behind(threads, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"{request.node.nodeid} left behind: {left}"
+
+
+def _left_behind(threads, children):
+    left = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in threads and not thread.daemon and not thread.name.startswith(KEPT_THREADS)
+    ]
+    for child in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+            if child.pid not in children and child.status() != psutil.STATUS_ZOMBIE and not any(k in command for k in KEPT_CHILDREN):
+                left.append(f"{child.pid} {command[:80]}")
+        except psutil.NoSuchProcess:
+            continue
+    return left
