@@ -65,6 +65,8 @@ test: $(VENV)/.test  ## run the tests
 test-slow: $(VENV)/.test  ## run the long proofs
 	$(BIN)/python -m pytest -m slow
 
+# CI: Hypothesis draws the same examples each time.
+check: export CI := true
 check: format lint types floors docs sample-twice coverage  ## all that CI runs
 
 format: $(VENV)/.dev

@@ -39,7 +39,11 @@ def _left_behind(threads, children):
     for child in psutil.Process().children(recursive=True):
         try:
             command = " ".join(child.cmdline())
-            if child.pid not in children and child.status() != psutil.STATUS_ZOMBIE and not any(k in command for k in KEPT_CHILDREN):
+            if (
+                child.pid not in children
+                and child.status() != psutil.STATUS_ZOMBIE
+                and not any(k in command for k in KEPT_CHILDREN)
+            ):
                 left.append(f"{child.pid} {command[:80]}")
         except psutil.NoSuchProcess:
             continue

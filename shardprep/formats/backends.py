@@ -48,7 +48,8 @@ class Encoder:
 
         Raises TokenizerError, with the fields `index` (in `texts`), `backend` and `kind`: "difference" where the
         fast backend gives other ids than the reference (`first` tells whether the text is among the first of this
-        process), "document" where no backend can encode the text.
+        process), "document" where no backend can encode the text. With the kind "tokenizer" a tokenizer object broke its
+        promise for the batch, and there is no index.
         """
         ids, offsets = self._encode(texts)
         if self._load_reference is not None:

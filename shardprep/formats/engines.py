@@ -134,12 +134,14 @@ class Custom:
         if not shaped or offsets[0] != 0 or offsets[-1] != len(ids) or (offsets[1:] < offsets[:-1]).any():
             raise TokenizerError(
                 f"tokenizer {kind}: encode_batch must return flat ids and rising offsets (texts + 1,) from 0 to their "
-                f"number; got ids {ids.shape} and offsets {offsets.shape} for {len(texts)} texts"
+                f"number; got ids {ids.shape} and offsets {offsets.shape} for {len(texts)} texts",
+                kind="tokenizer",
             )
         if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= size):
             raise TokenizerError(
                 f"tokenizer {kind}: ids must be integers from 0 to {size - 1} (its vocab_size is {size}); "
-                f"got {ids.dtype} from {ids.min()} to {ids.max()}"
+                f"got {ids.dtype} from {ids.min()} to {ids.max()}",
+                kind="tokenizer",
             )
         return ids.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 

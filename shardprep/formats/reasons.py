@@ -50,6 +50,7 @@ class Reason(StrEnum):
     integer_out_of_range an integer column holds an integer beyond 64 bits
     number_not_exact     a float64 column holds an integer that float64 can only round
     reference_wrong_type a `source-ref` that is not a string, or is empty
+    not_tokenizable      the tokenizer fails on this text, with every backend
     too_long             more tokens than --max-length, with --overflow reject
     duplicate_id         a later document with the id of another, with --on-duplicate-id set-aside
     duplicate_text       a later document with the text of another, with --dedup exact
@@ -90,6 +91,7 @@ class Reason(StrEnum):
     INTEGER_OUT_OF_RANGE = "integer_out_of_range"
     NUMBER_NOT_EXACT = "number_not_exact"
     REFERENCE_WRONG_TYPE = "reference_wrong_type"
+    NOT_TOKENIZABLE = "not_tokenizable"
     TOO_LONG = "too_long"
     DUPLICATE_ID = "duplicate_id"
     DUPLICATE_TEXT = "duplicate_text"

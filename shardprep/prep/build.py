@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ import pyarrow as pa
 from shardprep.core.manifest import Manifest, ShardInfo
 from shardprep.core.plan import ScanPlan, ScanReport, ShardPlan, plan_id, plan_scan, plan_shards
 from shardprep.core.splits import Splits, parse_splits
-from shardprep.errors import ConfigError, SourceError, TokenizerError, TooManyBad, WorkerError
+from shardprep.errors import ConfigError, NotFound, ShardprepError, SourceError, TokenizerError, TooManyBad, WorkerError
+from shardprep.formats.probe import Verdict
 from shardprep.prep import assemble, late
 from shardprep.prep.engine import DaskEngine, Engine, SerialEngine, WorkerDied, package_versions
 from shardprep.prep.giants import giants
@@ -31,9 +32,10 @@ from shardprep.prep.scan import ScanCall, scan
 from shardprep.prep.settings import Settings
 from shardprep.prep.sources import Listed, list_source
 from shardprep.prep.stage import name_of
-from shardprep.prep.tokenizer_file import LoadedTokenizer, load_tokenizer
+from shardprep.prep.tokenizer_file import LoadedTokenizer, RawTokenizer, decide, read_tokenizer
 from shardprep.prep.verdicts import known_verdict
-from shardprep.prep.write import WriteCall, write_shard
+from shardprep.prep.warm import fork_server
+from shardprep.prep.write import WriteCall, side_of, write_shard
 from shardprep.storage.store import Store, local_path_of, open_store
 from shardprep.version import __version__
 
@@ -76,6 +78,7 @@ class _Run:
     engine: Engine
     say: Say
     started: float
+    known: frozenset[str] = frozenset()  # what an earlier run left in the staging folder
     backends: list[str] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -100,8 +103,9 @@ def build(
     _check_places(source, output, settings)
     splits = parse_splits(settings.split)
     options = dict(settings.storage_options)
-    with _starting_engine(settings) as engine_of:
-        loaded = load_tokenizer(tokenizer, settings, options)
+    raw = read_tokenizer(tokenizer, settings, options)
+    with _starting_engine(settings, raw) as engine_of:
+        loaded = decide(raw, settings)
         for note in loaded.spec.notes:
             say(f"tokenizer: {note}")
         out = Output.open(output, settings)
@@ -125,11 +129,20 @@ def build(
         out.refuse_conflict(name, settings)
         job = _job(settings, loaded, listed, output, name, splits, plan)
         staging = open_store(job.staging, options=options, kind=settings.store)
-        staging.put(loaded.key, loaded.data)
+        known = frozenset(key for keys in staging.list() for key in keys.keys.to_pylist() if key.endswith(".json"))
+        staging.put(loaded.key, loaded.data, durable=False)
         listing_s = time.monotonic() - started
-        run = _Run(settings, out, loaded, listed, plan, name, splits, job, staging, engine_of(), say, started)
+        run = _Run(settings, out, loaded, listed, plan, name, splits, job, staging, engine_of(), say, started, known)
         run.timings |= {"listing": listing_s, "engine": time.monotonic() - started - listing_s}
-        return _work(run, page)
+        try:
+            return _work(run, page)
+        except NotFound:  # another job of the same plan published, and swept what was staged
+            there = Output.open(output, settings)
+            if there.existing is None or not there.is_whole(name):
+                raise
+            _sweep_staging(settings, output, name)
+            say("another job built the same data set at the same time and published it first")
+            return Built(there.existing, output, time.monotonic() - started, "", fresh=False)
 
 
 def _check_places(source: str | None, output: str, settings: Settings) -> None:
@@ -157,19 +170,19 @@ def _check_places(source: str | None, output: str, settings: Settings) -> None:
 
 
 @contextmanager
-def _starting_engine(settings: Settings) -> Iterator[Callable[[], Engine]]:
+def _starting_engine(settings: Settings, raw: RawTokenizer) -> Iterator[Callable[[], Engine]]:
     """Start the workers while the source is being listed; yield what waits for them; end them at the end."""
-    with ThreadPoolExecutor(1) as pool:
-        starting: Future[Engine] | None = None
-        serial = settings.scheduler == "serial"
-        if not serial:
-            starting = pool.submit(DaskEngine, settings)
+    if settings.scheduler == "serial":
+        yield SerialEngine
+        return
+    warm = fork_server(raw.file, settings.tokenizer_backend) if settings.scheduler == "local" else nullcontext()
+    with warm, ThreadPoolExecutor(1) as pool:
+        starting: Future[Engine] = pool.submit(DaskEngine, settings)
         try:
-            yield lambda: SerialEngine() if starting is None else starting.result()
+            yield starting.result
         finally:
-            if starting is not None and (not starting.done() or starting.exception() is None):
-                with suppress(WorkerError):
-                    starting.result().close()
+            with suppress(ShardprepError):
+                starting.result().close()
 
 
 def _facts(settings: Settings, loaded: LoadedTokenizer, listed: Listed) -> dict[str, Any]:
@@ -217,11 +230,11 @@ def _sweep_staging(settings: Settings, output: str, name: str) -> None:
 def _work(run: _Run, page: Page | None) -> Built:
     """Scan, plan, write, check and publish."""
     reports = late.without_lost_objects(run.plan, _scan_all(run))
-    _judge(run, reports)
+    _judge(run, reports, late.Late())
     types = late.column_types(run.job, reports)
     dropped = late.find_and_drop(run.engine, run.job, run.plan, reports)
     if dropped.set_aside:
-        _judge(run, reports, dropped.set_aside)
+        _judge(run, reports, dropped)
     clock = time.monotonic()
     settings = run.settings
     shard_plan = plan_shards(
@@ -245,10 +258,15 @@ def _work(run: _Run, page: Page | None) -> Built:
     schema = assemble.shard_schema_of(run.job, types, shard_plan, run.splits.names[0])
     manifest = assemble.manifest_of(run.job, run.plan_id, shard_plan, schema, infos, ledger, dropped, warnings)
     manifest.check()
-    _publish(run, manifest, reports, page)
+    _publish(run, manifest, _rejects(run, reports, dropped), page)
     run.timings["publish"] = time.monotonic() - clock
     return Built(
-        manifest, run.output.uri, time.monotonic() - run.started, ", ".join(run.backends), fresh=True, notes=tuple(run.notes)
+        manifest,
+        run.output.uri,
+        time.monotonic() - run.started,
+        ", ".join(run.backends),
+        fresh=True,
+        notes=tuple(run.notes),
     )
 
 
@@ -256,14 +274,21 @@ def _scan_all(run: _Run) -> list[ScanReport]:
     """Return the report of every task, in order; the verdict on the fast backend comes in meanwhile."""
     clock = time.monotonic()
     verdict = _Verdict(run)
+    why = ""
     try:
         reports = _scan_once(run)
-        if not verdict.stands():
-            run.say(f"tokenizer: the reference backend is used: {verdict.why}")
-            run.job = replace(run.job, backend="reference")
-            reports = _scan_once(run)
+    except TokenizerError as error:
+        # On the first documents a difference is found out early enough to begin again; later it stops the job.
+        if error.fields.get("kind") != "difference" or not error.fields.get("first") or run.job.backend != "auto":
+            raise
+        why, reports = error.message, []
     finally:
         verdict.wait()
+    why = why or verdict.against
+    if why:
+        run.say(f"tokenizer: the reference backend is used: {why}")
+        run.job = replace(run.job, backend="reference")
+        reports = _scan_once(run)
     run.timings["scan"] = time.monotonic() - clock
     return reports
 
@@ -274,10 +299,15 @@ def _scan_once(run: _Run) -> list[ScanReport]:
     documents, began = 0, time.monotonic()
     total = int(run.plan.task_bytes.sum())
     with Bar("scanning", total, "B", shown=run.settings.progress) as bar:
-        for index, result in run.engine.run(scan, run.plan.tasks, lambda i: ScanCall(run.job, run.plan.task(i))):
+        known = {name_of(i) for i in range(run.plan.tasks) if name_of(i) + ".json" in run.known}
+
+        def call(i: int) -> ScanCall:
+            return ScanCall(run.job, run.plan.task(i), known=name_of(i) in known)
+
+        for index, result in run.engine.run(scan, run.plan.tasks, call):
             report = result
             if isinstance(report, WorkerDied):
-                report = scan_without_culprits(run.engine, ScanCall(run.job, run.plan.task(index)), culprits)
+                report = scan_without_culprits(run.engine, call(index), culprits)
             reports[index] = report
             documents += report.documents
             rate = documents / max(time.monotonic() - began, 1e-3)
@@ -293,36 +323,39 @@ class _Verdict:
     """Whether the fast backend reproduces the reference on the built-in probe: found out while the scan runs."""
 
     def __init__(self, run: _Run) -> None:
-        self.why = ""
-        self._ok = True
-        self._thread: threading.Thread | None = None
-        if run.tokenizer.custom or run.settings.tokenizer_backend == "reference":
-            return
+        self._verdict: Verdict | None = None
         self._run = run
-        self._thread = threading.Thread(target=self._find_out, name="shardprep-verdict")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if not run.tokenizer.custom and run.settings.tokenizer_backend != "reference":
+            self._thread = threading.Thread(target=self._find_out, name="shardprep-verdict")
+            self._thread.start()
 
     def _find_out(self) -> None:
-        verdict = known_verdict(self._run.tokenizer.data, self._run.tokenizer.spec)
-        self._ok, self.why = verdict.ok, verdict.why
+        self._verdict = known_verdict(self._run.tokenizer.data, self._run.tokenizer.spec)
 
     def wait(self) -> None:
         """Wait for the probe's end."""
         if self._thread is not None:
             self._thread.join()
 
-    def stands(self) -> bool:
-        """Say whether what was scanned may be used; raise TokenizerError where the user insisted on the fast backend."""
-        self.wait()
-        if not self._ok and self._run.settings.tokenizer_backend == "fast":
-            raise TokenizerError(f"{self.why}. The way out: --tokenizer-backend reference")
-        return self._ok
+    @property
+    def against(self) -> str:
+        """Return why what was scanned may not be used; "" if it may. Raises TokenizerError where fast was insisted on."""
+        if self._thread is None:
+            return ""
+        if self._verdict is None:
+            return "the probe of the fast backend failed"
+        if self._verdict.ok or not self._verdict.backend:
+            return ""
+        if self._run.settings.tokenizer_backend == "fast":
+            raise TokenizerError(f"{self._verdict.why}. The way out: --tokenizer-backend reference")
+        return self._verdict.why
 
 
-def _judge(run: _Run, reports: list[ScanReport], more: dict[str, int] | None = None) -> None:
+def _judge(run: _Run, reports: list[ScanReport], dropped: late.Late) -> None:
     """Raise if too much was set aside, or everything."""
     found = sum(report.found for report in reports) + len(run.listed.rejects)
-    reasons: dict[str, int] = dict(more or {})
+    reasons = dict(dropped.set_aside)
     for counts in [*(report.set_aside for report in reports), assemble.listing_rejects(run.listed)]:
         for reason, count in counts.items():
             reasons[reason] = reasons.get(reason, 0) + count
@@ -332,7 +365,7 @@ def _judge(run: _Run, reports: list[ScanReport], more: dict[str, int] | None = N
         name, reason, detail = run.listed.rejects[0]
         raise SourceError(f"{name}: {reason}: {detail}", key=name, reason=str(reason))
     limit = run.settings.max_bad_of(found)
-    where = _first_reject(run) if bad else ""
+    where = _first_reject(run, reports, dropped) if bad else ""
     if limit is not None and bad > limit:
         raise TooManyBad(
             f"{bad:,} of {found:,} documents were set aside, more than --max-bad {run.settings.max_bad}: {named}. {where}",
@@ -347,12 +380,18 @@ def _judge(run: _Run, reports: list[ScanReport], more: dict[str, int] | None = N
         )
 
 
-def _first_reject(run: _Run) -> str:
-    for line in staged_rejects(run.staging, (run.plan.task(i) for i in range(run.plan.tasks)), {}):
+def _first_reject(run: _Run, reports: list[ScanReport], dropped: late.Late) -> str:
+    for line in assemble.with_listing_rejects(run.listed, _rejects(run, reports, dropped)):
         value = orjson.loads(line)
         place = value["key"] if value["line"] is None else f"{value['key']}, line {value['line']}"
         return f"For example {place}: {value['reason']}: {value['detail']}."
     return ""
+
+
+def _rejects(run: _Run, reports: list[ScanReport], dropped: late.Late) -> Iterator[bytes]:
+    """Yield what the scans set aside, and what was left out later, as lines."""
+    scanned = {report.task for report in reports if report.set_aside}
+    return staged_rejects(run.staging, scanned, dropped.histograms, assemble.lines_before(run.plan, reports))
 
 
 def _write_all(run: _Run, shard_plan: ShardPlan, types: dict[str, str], dropped: late.Late) -> list[ShardInfo]:
@@ -364,20 +403,26 @@ def _write_all(run: _Run, shard_plan: ShardPlan, types: dict[str, str], dropped:
     ]
     sidecars = [run.staging.get(name_of(index) + ".json") for index in range(run.plan.tasks)]
     staged = late.staged_digest(sidecars, dropped)
-    run.backends = sorted({orjson.loads(data)["backend"] for data in sidecars} - {""})
+    notes = [orjson.loads(data) for data in sidecars]
+    run.backends = sorted({note["backend"] for note in notes} - {""})
+    column_bytes = sum(note["report"]["column_bytes"] for note in notes)
+    rows = sum(sum(counts) for note in notes for _, counts in note["report"]["histograms"])
 
     def call(place: int) -> WriteCall:
         split, number = shards[place]
         plan = shard_plan.splits[split]
+        name = f"{plan.name}/{number:05d}-of-{plan.shards:05d}.{run.settings.format}"
         return WriteCall(
             job=run.job,
             split=split,
-            name=f"{plan.name}/{number:05d}-of-{plan.shards:05d}.{run.settings.format}",
+            name=name,
             ranges=plan.shard(number),
             buckets=shard_plan.buckets,
             schema=schemas[split],
             staged=staged,
             dropped=frozenset(dropped.histograms),
+            known=side_of(name) in run.known,
+            row_bytes=column_bytes // max(rows, 1),
         )
 
     infos: dict[int, ShardInfo] = {}
@@ -395,11 +440,9 @@ def _write_all(run: _Run, shard_plan: ShardPlan, types: dict[str, str], dropped:
     return [infos[place] for place in range(len(shards))]
 
 
-def _publish(run: _Run, manifest: Manifest, reports: list[ScanReport], page: Page | None) -> None:
+def _publish(run: _Run, manifest: Manifest, lines: Iterator[bytes], page: Page | None) -> None:
     """Put everything that goes with the data set, then the manifest, then sweep."""
     store, folder = run.output.store, run.plan_id
-    tasks = (run.plan.task(r.task) for r in reports if not r.objects.get("left_out"))
-    lines = staged_rejects(run.staging, tasks, assemble.lines_before(run.plan, reports))
     for number, part in enumerate(parts(assemble.with_listing_rejects(run.listed, lines))):
         store.put(f"{folder}/rejects/part-{number:05d}.jsonl", part)
     store.put(f"{folder}/{run.tokenizer.key}", run.tokenizer.data)

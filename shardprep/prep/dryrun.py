@@ -19,7 +19,7 @@ from shardprep.prep.job import fields_of
 from shardprep.prep.progress import Bar
 from shardprep.prep.settings import Settings
 from shardprep.prep.sources import Listed, list_source
-from shardprep.prep.tokenizer_file import load_tokenizer
+from shardprep.prep.tokenizer_file import decide, read_tokenizer
 from shardprep.storage.store import local_path_of, open_store
 
 TRIED_OBJECTS = 20
@@ -42,6 +42,7 @@ class Estimate:
     counters: dict[str, int]
     tasks: int
     tried_objects: int
+    tried_ranges: int
     tried_bytes: int
     tried_documents: int
     tried_tokens: int
@@ -60,8 +61,10 @@ class Estimate:
 
     @property
     def documents(self) -> int:
-        """Return the likely number of documents."""
-        return int(self.tried_documents / max(1, self.tried_bytes) * self.bytes)
+        """Return the likely number of documents: by objects where they were read whole, else by bytes."""
+        if self.tried_ranges:
+            return int(self.tried_documents / max(1, self.tried_bytes) * self.bytes)
+        return int(self.tried_documents / max(1, self.tried_objects) * self.objects)
 
     @property
     def get_requests(self) -> int:
@@ -141,7 +144,7 @@ def dry_run(source: str | None, output: str | None, tokenizer: Any, settings: Se
         raise ConfigError("give either a SOURCE or --source-list FILE")
     options = dict(settings.storage_options)
     splits = parse_splits(settings.split)
-    loaded = load_tokenizer(tokenizer, settings, options)
+    loaded = decide(read_tokenizer(tokenizer, settings, options), settings)
     with Bar("listing", None, "object", shown=settings.progress) as bar:
         listed = list_source(
             source,
@@ -174,6 +177,7 @@ def dry_run(source: str | None, output: str | None, tokenizer: Any, settings: Se
         counters=dict(listed.counters),
         tasks=plan.tasks,
         tried_objects=tried["objects"],
+        tried_ranges=tried["ranges"],
         tried_bytes=tried["bytes"],
         tried_documents=tried["documents"],
         tried_tokens=tried["tokens"],
@@ -194,6 +198,7 @@ def _try(listed: Listed, plan: ScanPlan, settings: Settings, encoder: Any, optio
     )
     tried: dict[str, Any] = {
         "objects": 0,
+        "ranges": 0,
         "bytes": 0,
         "documents": 0,
         "tokens": 0,
@@ -217,6 +222,7 @@ def _try(listed: Listed, plan: ScanPlan, settings: Settings, encoder: Any, optio
             ids, _ = encoder.encode(texts) if texts else (np.zeros(0), None)
             tried["seconds"] += time.perf_counter() - began
             tried["objects"] += 1
+            tried["ranges"] += task.byte_range is not None
             tried["bytes"] += size
             tried["documents"] += len(texts)
             tried["tokens"] += len(ids)

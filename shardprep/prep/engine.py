@@ -10,17 +10,20 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from shardprep.errors import ConfigError, WorkerError
 from shardprep.prep.settings import Settings, parse_bytes
+from shardprep.prep.warm import METHOD, WORKER_ENVIRONMENT
 
 A = TypeVar("A")
 R = TypeVar("R")
 WAVE_PER_WORKER = 3  # tasks with the scheduler for each worker: one running, one there, one on its way
 CONNECT_DEADLINE_S = 30.0
 NO_WORKERS_DEADLINE_S = 300.0
+SILENT = 100  # above CRITICAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class SerialEngine:
 
 
 class DaskEngine:
-    """A Dask cluster: embedded (spawned processes of one thread each) or running at an address."""
+    """A Dask cluster: embedded (processes of one thread each, see warm.py) or running at an address."""
 
     def __init__(self, settings: Settings) -> None:
         import dask
@@ -80,28 +83,38 @@ class DaskEngine:
         self._distributed: Any = distributed  # its calls have no types
         self._cluster: Any = None
         self._client: Any = None
+        self._lost = (self._distributed.CancelledError, self._distributed.comm.CommClosedError)
         # One death makes a suspect; who is guilty is settled here, one task at a time (docs/decisions/0005).
         config = {
             "distributed.scheduler.allowed-failures": 0,
-            "distributed.worker.multiprocessing-method": "spawn",
+            "distributed.worker.multiprocessing-method": METHOD,
             "distributed.worker.memory.target": False,
             "distributed.worker.memory.spill": False,
             "distributed.worker.memory.pause": False,
             "distributed.worker.memory.terminate": 0.95,
-            "distributed.nanny.pre-spawn-environ": _worker_environment(),
-            "distributed.nanny.environ": _worker_environment(),
+            "distributed.nanny.pre-spawn-environ": dict(WORKER_ENVIRONMENT),
+            "distributed.nanny.environ": dict(WORKER_ENVIRONMENT),
             "distributed.comm.timeouts.connect": "30s",
             "distributed.worker.daemon": True,
             "distributed.admin.tick.limit": "1h",
             "temporary-directory": tempfile.gettempdir(),
         }
-        with dask.config.set(config):
+        # Dask's own log lines are tracebacks: what a person needs to know is said by us, with the object's name.
+        self._quiet = ExitStack()
+        self._quiet.enter_context(distributed.utils.silence_logging_cmgr(SILENT))
+        self._quiet.enter_context(dask.config.set(config))  # as long as workers may be started again
+        try:
             if settings.scheduler == "local":
                 self._start_local(settings)
             else:
                 self._connect(settings.scheduler)
+        except BaseException:
+            self.close()
+            raise
 
     def _start_local(self, settings: Settings) -> None:
+        # Its own preload list holds every optional package, pandas too: ours is set already.
+        self._distributed.utils._forkserver_preload_set = True  # noqa: SLF001
         workers = settings.workers or os.cpu_count() or 1
         limit: Any = "auto"
         if settings.memory_limit is not None:
@@ -112,7 +125,7 @@ class DaskEngine:
             processes=True,
             memory_limit=limit,
             scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},  # never a fixed port
-            silence_logs=100,  # above CRITICAL: what a person needs to know is said by us, with the object's name
+            silence_logs=SILENT,
             protocol="tcp",
             host="127.0.0.1",
         )
@@ -163,21 +176,23 @@ class DaskEngine:
     ) -> Iterator[tuple[int, R | WorkerDied]]:
         open_tasks: dict[Any, int] = {}
         following = 0
-        done = self._distributed.as_completed(loop=self._client.loop, with_results=False)
-        try:
-            while following < count or open_tasks:
-                while following < count and len(open_tasks) < self.workers * WAVE_PER_WORKER:
-                    future = self._submit(function, task(following))
-                    open_tasks[future] = following
-                    done.add(future)
-                    following += 1
-                future = next(done)
-                index = open_tasks.pop(future)
-                yield index, self._outcome(future)
-                future.release()
-        finally:
-            for future in open_tasks:
-                future.cancel()
+        with self._reachable():
+            done = self._distributed.as_completed(loop=self._client.loop, with_results=False)
+            try:
+                while following < count or open_tasks:
+                    while following < count and len(open_tasks) < self.workers * WAVE_PER_WORKER:
+                        future = self._submit(function, task(following))
+                        open_tasks[future] = following
+                        done.add(future)
+                        following += 1
+                    future = next(done)
+                    index = open_tasks.pop(future)
+                    yield index, self._outcome(future)
+                    future.release()
+            finally:
+                with suppress(*self._lost):
+                    for future in open_tasks:
+                        future.cancel()
 
     def _submit(self, function: Callable[[A], R], argument: A) -> Any:
         return self._client.submit(function, argument, pure=False, retries=0)
@@ -187,13 +202,20 @@ class DaskEngine:
             return future.result()
         except self._distributed.KilledWorker as error:
             return WorkerDied(f"the worker process died ({error.last_worker.address})")
-        except self._distributed.CancelledError as error:  # the scheduler went away
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Raise WorkerError where the scheduler goes away inside the block."""
+        try:
+            yield
+        except self._lost as error:
             raise WorkerError("the Dask scheduler was lost; run the same command again to continue") from error
 
     def alone(self, function: Callable[[A], R], argument: A) -> R | WorkerDied:
         """Return the result of one call with nothing else queued, or WorkerDied."""
-        self._wait_for_a_worker()
-        outcome: R | WorkerDied = self._outcome(self._submit(function, argument))
+        with self._reachable():
+            self._wait_for_a_worker()
+            outcome: R | WorkerDied = self._outcome(self._submit(function, argument))
         return outcome
 
     def _wait_for_a_worker(self) -> None:
@@ -205,9 +227,11 @@ class DaskEngine:
 
     def close(self) -> None:
         """End the client, and the cluster if it is ours."""
-        self._client.close()
-        if self._cluster is not None:
-            self._cluster.close(timeout=10)
+        with self._quiet:
+            if self._client is not None:
+                self._client.close()
+            if self._cluster is not None:
+                self._cluster.close(timeout=10)
 
 
 def package_versions() -> dict[str, str]:
@@ -221,14 +245,3 @@ def package_versions() -> dict[str, str]:
         except PackageNotFoundError:
             out[name] = "absent"
     return out
-
-
-def _worker_environment() -> dict[str, str]:
-    """One process per core: libraries inside must not start threads of their own."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-    return {**dict.fromkeys(names, "1"), "TOKENIZERS_PARALLELISM": "false", "MALLOC_TRIM_THRESHOLD_": "65536"}
-
-
-def start_engine(settings: Settings) -> Engine:
-    """Return the engine that the settings ask for."""
-    return SerialEngine() if settings.scheduler == "serial" else DaskEngine(settings)

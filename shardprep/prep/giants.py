@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardprep.core.plan import ShardPlan, SplitPlan
 from shardprep.core.plan_shards import BYTES_PER_TOKEN
 from shardprep.prep.job import Job
-from shardprep.prep.stage import load_staged, name_of, read_batch
+from shardprep.prep.stage import name_of, read_batch, staged_of
 from shardprep.storage.store import Store
 
 
@@ -33,8 +33,7 @@ def giants(job: Job, staging: Store, plan: ShardPlan) -> list[str]:
 def _longest_id(staging: Store, number: int, split: SplitPlan) -> str:
     """Return the id of the longest row: the last of the last run."""
     task = int(split.run_task[-1])
-    staged = load_staged(staging, task, check=False)
-    assert staged is not None, "staged rows are there until the end"
+    staged = staged_of(staging, task)
     longest = int(split.histogram.lengths[-1])
     chosen, _ = staged.split_batches(number)
     for batch in reversed(chosen.tolist()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,9 +11,11 @@ from typing import Any
 import cloudpickle
 
 from shardprep.core.splits import Splits
+from shardprep.formats.backends import Encoder, load_encoder
 from shardprep.formats.fields import ColumnSpec, Fields
 from shardprep.formats.tokenizer import TokenizerSpec
 from shardprep.prep.settings import Settings
+from shardprep.prep.warm import warm_engines
 from shardprep.storage.retry import InFlight
 from shardprep.storage.store import Store, open_store
 
@@ -80,15 +84,32 @@ class Worker:
         """Return the store of the plan's folder."""
         return self.store(self.job.output)
 
-    @cached_property
-    def encoder(self) -> Any:
-        """Return the encoder; the tokenizer's bytes come from staging once per process."""
-        from shardprep.formats.backends import load_encoder
+    def stage(self, files: Mapping[str, Any]) -> None:
+        """Put files into the staging folder, all at once where a request has to travel."""
+        store = self.staging
+        if store.requests_in_flight == 1 or len(files) == 1:
+            for name, data in files.items():
+                store.put(name, data, durable=False)
+            return
+        with ThreadPoolExecutor(len(files)) as pool:
+            for put in [pool.submit(store.put, name, data, durable=False) for name, data in files.items()]:
+                put.result()
 
-        data: Any = self.staging.get(self.job.tokenizer)
-        if self.job.custom_tokenizer:
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Return the encoder: of the engines that the process was forked with, or loaded from staging, once per process."""
+        job = self.job
+        warm = warm_engines(job.spec.fingerprint)
+        if warm is not None and not job.custom_tokenizer and not job.spec.literal and not job.spec.sampling:
+            fast, reference = warm
+            if job.backend == "reference":
+                return Encoder(reference, job.spec)
+            if fast is not None:
+                return Encoder(fast, job.spec, reference=lambda: reference)
+        data: Any = self.staging.get(job.tokenizer)
+        if job.custom_tokenizer:
             data = cloudpickle.loads(data)
-        return load_encoder(data, self.job.spec, self.job.backend)
+        return load_encoder(data, job.spec, job.backend)
 
 
 _kept: dict[Any, Worker] = {}

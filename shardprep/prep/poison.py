@@ -14,7 +14,10 @@ MAX_CULPRITS = 20  # of one job: more is no bad document but a machine or a limi
 
 @dataclass
 class Culprits:
-    """What has been found in the job so far: how many documents or objects ended their worker, and deaths seen."""
+    """What has been found in the job so far: how many documents or objects ended their worker, and deaths seen.
+
+    skip    the same of the task at hand: object name -> records, None for all; byte ranges of one object count anew
+    """
 
     count: int = 0
     deaths: int = 0
@@ -32,6 +35,7 @@ def scan_without_culprits(engine: Engine, call: ScanCall, found: Culprits) -> Sc
         raise WorkerError(
             "worker processes die before they read anything: is --memory-limit large enough for the tokenizer?"
         )
+    found.skip = {}
     while True:
         before = found.count
         _search(engine, call, list(call.task.objects), found)

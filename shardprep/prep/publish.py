@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 
 from shardprep.core.manifest import Manifest, parse
 from shardprep.errors import Exists, ManifestConflict, ManifestError, NotFound, StoreError
 from shardprep.prep.settings import Settings
+from shardprep.storage.local import LocalStore
 from shardprep.storage.store import Store, open_store
 
 MANIFEST = "manifest.json"
+PLAN = re.compile(r"[0-9a-f]{8}")  # a folder is only removed if its name is one that a plan can have
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,11 @@ class Output:
                 ) from error
 
     def sweep_replaced(self, plan: str) -> None:
-        """Remove the folder of the data set that was replaced."""
-        if self.existing is not None and self.existing.plan != plan:
-            sweep(self.store, self.existing.plan + "/")
+        """Remove the folder of the data set that was replaced, and what writers that died left half written."""
+        if self.existing is not None and self.existing.plan != plan and PLAN.fullmatch(self.existing.plan):
+            sweep_quietly(self.store, self.existing.plan + "/")
+        if isinstance(self.store, LocalStore):
+            self.store.sweep(plan + "/")
 
 
 def sweep(store: Store, prefix: str) -> None:

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
-from shardprep.errors import StoreError
-from shardprep.formats.documents import Document, Reason
+from shardprep.errors import Changed, Denied, NotFound, StoreError
+from shardprep.formats.documents import Document, DocumentParser
+from shardprep.formats.reasons import Reason, Refused
 from shardprep.prep.job import Worker
 from shardprep.storage.fetch import Item, fetch
 from shardprep.storage.store import split_uri
 
 
-def texts_of(worker: Worker, documents: Iterable[Document]) -> Iterator[tuple[Document, str | tuple[Reason, str]]]:
+def texts_of(
+    worker: Worker, parser: DocumentParser, documents: Sequence[Document]
+) -> Iterator[tuple[Document, str | Refused]]:
     """Yield each document with its text, or with the reason why it has none; many texts are fetched at once."""
-    documents = list(documents)
-    texts: dict[int, str | tuple[Reason, str]] = {}
+    texts: dict[int, str | Refused] = {}
     by_root: dict[str, list[tuple[int, str]]] = {}
     for place, document in enumerate(documents):
         if document.ref is not None:
             root, key = split_uri(document.ref)
             by_root.setdefault(root, []).append((place, key))
     for root, wanted in by_root.items():
-        items = (Item(key, 0, "") for _, key in wanted)
+        items = (Item(key, None) for _, key in wanted)
         for (place, _), (_, data) in zip(wanted, fetch(worker.store(root), items, limit=worker.limit), strict=True):
-            texts[place] = _text(documents[place].ref or "", data, worker.job.settings.max_object_bytes)
+            texts[place] = _text(parser, documents[place].ref or "", data)
     for place, document in enumerate(documents):
         yield document, texts.get(place, document.text)
 
 
-def _text(uri: str, data: bytes | StoreError, limit: int) -> str | tuple[Reason, str]:
+def _text(parser: DocumentParser, uri: str, data: bytes | StoreError) -> str | Refused:
     if isinstance(data, StoreError):
-        return Reason.UNREADABLE_OBJECT, f"source-ref {uri}: {data.message}"
-    if len(data) > limit:
-        return Reason.TOO_LARGE, f"source-ref {uri}: {len(data)} bytes"
+        return Refused(storage_reason(data), f"source-ref {uri}: {data.message}")
     try:
-        text = data.removeprefix(b"\xef\xbb\xbf").decode()
-    except UnicodeDecodeError as error:
-        return Reason.INVALID_UTF8, f"source-ref {uri}: {error}"
-    return text or (Reason.EMPTY_TEXT, f"source-ref {uri}: the object is empty")
+        text = parser.text_behind(data)
+    except Refused as why:
+        return Refused(why.reason, f"source-ref {uri}: {why.detail}")
+    return text or Refused(Reason.EMPTY_TEXT, f"source-ref {uri}: the text is empty")
+
+
+def storage_reason(error: StoreError) -> Reason:
+    """Return the reason code of an object that could not be read."""
+    if isinstance(error, Changed):
+        return Reason.OBJECT_CHANGED
+    if isinstance(error, NotFound):
+        return Reason.MISSING_OBJECT
+    return Reason.ACCESS_DENIED if isinstance(error, Denied) else Reason.UNREADABLE_OBJECT

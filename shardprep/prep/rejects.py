@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import orjson
 
-from shardprep.core.plan import ScanTask
-from shardprep.errors import NotFound
 from shardprep.formats.documents import Reject
 from shardprep.prep.stage import name_of
 from shardprep.storage.store import Store
@@ -34,17 +32,20 @@ def reject_line(name: str, reject: Reject) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def staged_rejects(store: Store, tasks: Iterable[ScanTask], lines_before: Mapping[int, int]) -> Iterator[bytes]:
-    """Yield the reject lines that the tasks staged, with the physical lines of byte ranges counted from the object's start."""
-    for task in tasks:
-        before = lines_before.get(task.index, 0)
-        for ending in (".rejects.jsonl", ".late.jsonl"):
-            try:
-                data = store.get(name_of(task.index) + ending)
-            except NotFound:
-                continue
-            for line in data.split(b"\n")[:-1]:
-                yield _moved(line, before) + b"\n"
+def staged_rejects(
+    store: Store, scanned: Collection[int], late: Collection[int], lines_before: Mapping[int, int]
+) -> Iterator[bytes]:
+    """Yield the reject lines of the tasks that set something aside while scanning, and of those that lost rows late.
+
+    Physical lines of byte ranges are counted from the object's start. What these tasks say counts, and not what lies in
+    the staging folder: a scan that was cut short may have left lines of its own. Raises NotFound if some are gone.
+    """
+    for task in sorted({*scanned, *late}):
+        for ending, tasks in ((".rejects.jsonl", scanned), (".late.jsonl", late)):
+            if task in tasks:
+                for line in store.get(name_of(task) + ending).split(b"\n")[:-1]:
+                    # a late drop knows its line as the scan did, from the range's start
+                    yield _moved(line, lines_before.get(task, 0)) + b"\n"
 
 
 def _moved(line: bytes, before: int) -> bytes:

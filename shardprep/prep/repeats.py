@@ -20,7 +20,7 @@ from shardprep.core.plan import LengthHistogram, ScanTask, histogram_of
 from shardprep.formats.documents import Reason
 from shardprep.prep.hashes import HASHES, read_hashes
 from shardprep.prep.job import Job, Worker, worker_of
-from shardprep.prep.stage import DOCUMENT, Staged, load_staged, name_of, read_batch
+from shardprep.prep.stage import DOCUMENT, Staged, name_of, read_batch, staged_of
 
 ROWS_PER_TASK = 2_000_000  # hashes of 40 bytes held at once by a worker: 80 MB, and as much again while sorting
 READERS = 16
@@ -139,8 +139,7 @@ class Dropped:
 def drop(call: DropCall) -> Dropped:
     """Stage which rows of a task are kept, and the reject lines; return what is left out."""
     worker = worker_of(call.job)
-    staged = load_staged(worker.staging, call.task.index, check=False)
-    assert staged is not None, "a task is dropped from after it was staged"
+    staged = staged_of(worker.staging, call.task.index)
     name = name_of(call.task.index)
     gone: list[LengthHistogram] = []
     for split in range(len(call.job.splits.names)):
@@ -202,8 +201,7 @@ class NamesCall:
 def names(call: NamesCall) -> dict[int, str]:
     """Return the ids of documents by their numbers."""
     worker = worker_of(call.job)
-    staged = load_staged(worker.staging, call.task, check=False)
-    assert staged is not None, "a task's names are asked for after it was staged"
+    staged = staged_of(worker.staging, call.task)
     wanted, out = set(call.documents.tolist()), {}
     for batch in _batches(worker, staged, None):
         owners = batch.column(DOCUMENT).to_numpy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,6 @@ from shardprep.core.block import TokenBlock, offsets_of
 from shardprep.core.plan import LengthHistogram, ObjectRef, ScanReport, ScanTask
 from shardprep.core.splits import split_of
 from shardprep.errors import (
-    Changed,
-    Denied,
-    NotFound,
     SourceError,
     StoreError,
     TokenizerError,
@@ -27,8 +24,10 @@ from shardprep.errors import (
 )
 from shardprep.formats.columns import columns_to_arrow, merge_types
 from shardprep.formats.documents import Document, DocumentParser, Parsed, Reason, Reject, is_lines
+from shardprep.formats.reasons import Refused
 from shardprep.prep.hashes import hash_table
 from shardprep.prep.job import Job, Worker, worker_of
+from shardprep.prep.references import storage_reason, texts_of
 from shardprep.prep.rejects import reject_line
 from shardprep.prep.stage import DOCUMENT, PIECE, Staged, load_staged, name_of, stage_rows
 from shardprep.storage.fetch import Item, fetch
@@ -43,12 +42,14 @@ STORAGE_REASONS = (Reason.OBJECT_CHANGED, Reason.MISSING_OBJECT, Reason.ACCESS_D
 class ScanCall:
     """A scan of one task.
 
+    known   an earlier run may have staged this task
     skip    object name -> records not to be read (None: the whole object): they killed their worker
     only    records start to stop of the task's single object, and nothing is staged: the search for such a record
     """
 
     job: Job
     task: ScanTask
+    known: bool = True
     skip: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
     only: tuple[int, int] | None = None
     dry: bool = False
@@ -57,7 +58,7 @@ class ScanCall:
 def scan(call: ScanCall) -> ScanReport:
     """Return the report of a task, staged; a task that an earlier run staged is only checked."""
     worker = worker_of(call.job)
-    if not call.dry:
+    if call.known and not call.dry:
         staged = load_staged(worker.staging, call.task.index, check=True)
         if staged is not None and _trusted(staged, call.job):
             return staged.report
@@ -98,21 +99,13 @@ def _parsed_objects(
         else:
             _, data = next(fetched)
             if isinstance(data, StoreError):
-                yield ref, _whole_reject(_storage_reason(data), data.message)
+                yield ref, _whole_reject(storage_reason(data), data.message)
             else:
                 yield ref, parser.parse_object(ref.name, data)
 
 
 def _whole_reject(reason: Reason, detail: str) -> Parsed:
     return Parsed([], [Reject(None, 0, reason, detail, b"")], 1, 0)
-
-
-def _storage_reason(error: StoreError) -> Reason:
-    if isinstance(error, Changed):
-        return Reason.OBJECT_CHANGED
-    if isinstance(error, NotFound):
-        return Reason.MISSING_OBJECT
-    return Reason.ACCESS_DENIED if isinstance(error, Denied) else Reason.UNREADABLE_OBJECT
 
 
 def _parsed_range(call: ScanCall, worker: Worker, parser: DocumentParser) -> Parsed:
@@ -141,7 +134,7 @@ def _parsed_range(call: ScanCall, worker: Worker, parser: DocumentParser) -> Par
     except StoreError as error:
         if isinstance(error, Unavailable):
             raise
-        return _whole_reject(_storage_reason(error), error.message)
+        return _whole_reject(storage_reason(error), error.message)
     return parser.parse_lines(ref.name, data, first)
 
 
@@ -247,14 +240,11 @@ class _Collector:
             if len(self._waiting) >= ENCODE_DOCUMENTS or self._waiting_chars >= ENCODE_CHARS:
                 self._encode()
 
-    def _resolved(self, ref: ObjectRef, documents: Iterable[Document]) -> Iterator[Document]:
+    def _resolved(self, ref: ObjectRef, documents: list[Document]) -> Iterator[Document]:
         """Yield the documents with their texts; where a text lies behind a URI it is fetched."""
-        from shardprep.prep.references import texts_of
-
-        for document, text in texts_of(self._worker, documents):
-            if isinstance(text, tuple):
-                reason, detail = text
-                self._reject(ref, Reject(document.line, document.offset, reason, detail, b""))
+        for document, text in texts_of(self._worker, self.parser, documents):
+            if isinstance(text, Refused):
+                self._reject(ref, Reject(document.line, document.offset, text.reason, text.detail, b""))
             else:
                 yield replace(document, text=text)
 
@@ -275,15 +265,35 @@ class _Collector:
 
     def _encode(self) -> None:
         """Tokenize the waiting documents and keep their rows."""
-        documents, refs = self._waiting, self._refs
+        parts = [(self._waiting, self._refs)]
         self._waiting, self._refs, self._waiting_chars = [], [], 0
-        if not documents:
-            return
-        try:
-            ids, offsets = self._worker.encoder.encode([document.text for document in documents])
-        except TokenizerError as error:
-            ref = refs[int(error.fields.get("index", 0))]
-            raise TokenizerError(f"{ref.name}: {error.message}", **error.fields, key=ref.name) from error
+        while parts:
+            documents, refs = parts.pop()
+            if not documents:
+                continue
+            try:
+                ids, offsets = self._worker.encoder.encode([document.text for document in documents])
+            except TokenizerError as error:
+                place = self._blame(error, documents, refs)
+                parts += [(documents[place + 1 :], refs[place + 1 :]), (documents[:place], refs[:place])]
+            else:
+                self._take(documents, refs, ids, offsets)
+
+    def _blame(self, error: TokenizerError, documents: list[Document], refs: list[ObjectRef]) -> int:
+        """Set aside the document that no backend can encode, and return its place; any other error is raised."""
+        if "index" not in error.fields:  # the tokenizer itself, whatever the text
+            raise error
+        place = int(error.fields["index"])
+        document, ref = documents[place], refs[place]
+        if error.fields.get("kind") != "document":  # a backend that gives other ids: the job stops
+            raise TokenizerError(f"{ref.name}, id {document.id}: {error.message}", **error.fields) from error
+        self._reject(ref, Reject(document.line, document.offset, Reason.NOT_TOKENIZABLE, error.message, b""))
+        return place
+
+    def _take(
+        self, documents: list[Document], refs: list[ObjectRef], ids: NDArray[np.int32], offsets: NDArray[np.int64]
+    ) -> None:
+        """Keep the rows of tokenized documents, cut or set aside where they are too long."""
         kept = np.ones(len(documents), dtype=bool)
         lengths = np.diff(offsets)
         owners = np.arange(len(documents), dtype=np.int64)
@@ -399,19 +409,19 @@ class _Collector:
     def _stage(
         self, report: ScanReport, block: TokenBlock, splits: NDArray[np.int8], by_document: NDArray[np.int8]
     ) -> None:
-        """Put the task's files: rejects and hashes first, then rows, then the sidecar that makes them count."""
-        store, name = self._worker.staging, name_of(report.task)
-        if self._rejects:
-            store.put(name + ".rejects.jsonl", b"".join(self._rejects), durable=False)
-        for kind in self._job.settings.hashed:
-            store.put(f"{name}.{kind}", self._hash_table(kind, by_document), durable=False)
+        """Put the task's files, and the sidecar that makes them count after them."""
+        name = name_of(report.task)
         data, schema, batches = stage_rows(block, splits, self._job.batch_bytes)
-        store.put(name + ".arrow", data, durable=False)
+        files: dict[str, Any] = {
+            f"{name}.{kind}": self._hash_table(kind, by_document) for kind in self._job.settings.hashed
+        }
+        files[name + ".arrow"] = data
+        if self._rejects:
+            files[name + ".rejects.jsonl"] = b"".join(self._rejects)
+        self._worker.stage(files)
         digest = hashlib.sha256(data).hexdigest()
-        staged = Staged(
-            report, self._worker.encoder.backend if report.documents else "", digest, len(data), schema, batches
-        )
-        store.put(name + ".json", staged.to_bytes(), durable=False)
+        backend = self._worker.encoder.backend if report.documents else ""
+        self._worker.stage({name + ".json": Staged(report, backend, digest, len(data), schema, batches).to_bytes()})
 
     def _hash_table(self, kind: str, by_document: NDArray[np.int8]) -> bytes:
         """Return who has which text, or which id, as a staged table."""

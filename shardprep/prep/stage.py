@@ -82,7 +82,9 @@ def name_of(task: int) -> str:
     return f"scan-{task:05d}"
 
 
-def stage_rows(block: TokenBlock, splits: NDArray[np.int8], batch_bytes: int) -> tuple[bytes, bytes, NDArray[np.int64]]:
+def stage_rows(
+    block: TokenBlock, splits: NDArray[np.int8], batch_bytes: int
+) -> tuple[memoryview, bytes, NDArray[np.int64]]:
     """Return the stream's bytes, the schema message and the batches of a block that lies by split and length."""
     cuts = _cuts(block.lengths, splits, batch_bytes)
     schema = block.slice(0, 0).to_batch().schema.serialize()
@@ -95,7 +97,7 @@ def stage_rows(block: TokenBlock, splits: NDArray[np.int8], batch_bytes: int) ->
         batches.append((first_byte, sink.tell(), int(splits[start]), stop - start))
     sink.write(END_OF_STREAM)
     table = np.array(batches, dtype=np.int64).reshape(-1, 4)
-    return sink.getvalue(), schema.to_pybytes(), table
+    return memoryview(sink.getvalue()), schema.to_pybytes(), table  # no store takes an Arrow buffer as it is
 
 
 def _cuts(lengths: NDArray[np.int64], splits: NDArray[np.int8], batch_bytes: int) -> NDArray[np.int64]:
@@ -124,6 +126,18 @@ def load_staged(store: Store, task: int, *, check: bool) -> Staged | None:
         return None
     whole = len(data) == staged.size_bytes and hashlib.sha256(data).hexdigest() == staged.sha256
     return staged if whole else None
+
+
+def staged_of(store: Store, task: int) -> Staged:
+    """Return the sidecar of a task that was staged. Raises NotFound where it is gone: another job published and swept."""
+    staged = load_staged(store, task, check=False)
+    if staged is None:
+        raise NotFound(
+            f"the staged rows of task {task} in {store.uri} are gone: another job may have removed them. Run the same "
+            "command again: it continues with what is there",
+            task=task,
+        )
+    return staged
 
 
 def read_batch(staged: Staged, data: Any) -> pa.RecordBatch:

@@ -20,6 +20,20 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
+class RawTokenizer:
+    """What the user named, read: a tokenizer.json and the tokenizer_config.json beside it, or an object."""
+
+    data: bytes
+    config: bytes | None
+    custom: Any
+
+    @property
+    def file(self) -> bytes | None:
+        """Return the bytes of the tokenizer.json, None for an object."""
+        return self.data if self.custom is None else None
+
+
+@dataclass(frozen=True)
 class LoadedTokenizer:
     """The tokenizer as it travels: bytes of a tokenizer.json, or of a pickled object; and what was decided about it."""
 
@@ -33,23 +47,31 @@ class LoadedTokenizer:
         return "tokenizer.pickle" if self.custom else "tokenizer.json"
 
 
-def load_tokenizer(tokenizer: Any, settings: Settings, options: Mapping[str, str]) -> LoadedTokenizer:
-    """Return the tokenizer, decided for these settings. Raises ConfigError for a name that leads nowhere."""
+def read_tokenizer(tokenizer: Any, settings: Settings, options: Mapping[str, str]) -> RawTokenizer:
+    """Return what the user named. Raises ConfigError for a name that leads nowhere."""
     if tokenizer is None:
         raise ConfigError("no tokenizer: give --tokenizer FILE_OR_NAME")
     if not isinstance(tokenizer, str | Path):
-        spec = spec_of(tokenizer, eos_token=settings.eos_token, no_eos=settings.no_eos, pad_token=settings.pad_token)
-        return LoadedTokenizer(cloudpickle.dumps(tokenizer), spec, custom=True)
+        return RawTokenizer(cloudpickle.dumps(tokenizer), None, tokenizer)
     data, config = _read(str(tokenizer), settings, options)
+    return RawTokenizer(data, config, None)
+
+
+def decide(raw: RawTokenizer, settings: Settings) -> LoadedTokenizer:
+    """Return the tokenizer, decided for these settings. Raises TokenizerError, ConfigError."""
+    eos, pad = settings.eos_token, settings.pad_token
+    if raw.custom is not None:
+        spec = spec_of(raw.custom, eos_token=eos, no_eos=settings.no_eos, pad_token=pad)
+        return LoadedTokenizer(raw.data, spec, custom=True)
     spec = resolve(
-        data,
-        config,
-        eos_token=settings.eos_token,
+        raw.data,
+        raw.config,
+        eos_token=eos,
         no_eos=settings.no_eos,
         no_template=settings.no_template,
-        pad_token=settings.pad_token,
+        pad_token=pad,
     )
-    return LoadedTokenizer(data, spec, custom=False)
+    return LoadedTokenizer(raw.data, spec, custom=False)
 
 
 def _read(name: str, settings: Settings, options: Mapping[str, str]) -> tuple[bytes, bytes | None]:

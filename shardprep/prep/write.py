@@ -16,11 +16,11 @@ from shardprep.core.block import TokenBlock
 from shardprep.core.buckets import LengthBuckets
 from shardprep.core.manifest import ShardInfo
 from shardprep.core.plan import ShardRanges
-from shardprep.core.row_groups import row_groups
+from shardprep.core.row_groups import TOKEN_BYTES, row_groups
 from shardprep.errors import NotFound, StoreError
 from shardprep.formats.parquet import ShardWriter
 from shardprep.prep.job import Job, Worker, worker_of
-from shardprep.prep.stage import Staged, load_staged, name_of, read_batch
+from shardprep.prep.stage import Staged, name_of, read_batch, staged_of
 from shardprep.storage.fetch import Item, fetch
 from shardprep.storage.store import Store
 
@@ -35,6 +35,8 @@ class WriteCall:
     schema    Arrow schema of the file, serialized
     staged    digest of all staged files and drops: a finished shard of other rows is written again
     dropped   tasks of which rows were dropped late
+    known     an earlier run may have finished this shard
+    row_bytes bytes of a row beside its tokens, on the average of the whole data set
     """
 
     job: Job
@@ -45,22 +47,26 @@ class WriteCall:
     schema: bytes
     staged: str
     dropped: frozenset[int]
+    known: bool
+    row_bytes: int
 
 
 def write_shard(call: WriteCall) -> ShardInfo:
     """Return what was written; a shard that an earlier run finished is only checked."""
     worker = worker_of(call.job)
-    side = "shard-" + call.name.replace("/", "-") + ".json"
-    finished = _finished(worker, call, side)
+    side = side_of(call.name)
+    finished = _finished(worker, call, side) if call.known else None
     if finished is not None:
         return finished
     sink = pa.BufferOutputStream()
     schema = pa.ipc.read_schema(pa.py_buffer(call.schema))
     writer = ShardWriter(sink, schema)
     gather = Gather(worker, call, schema)
-    cuts = row_groups(call.ranges.lengths, call.buckets, call.job.settings.row_group_bytes, _fixed_bytes(schema))
+    limit = call.job.settings.row_group_bytes
+    cuts = row_groups(call.ranges.lengths, call.buckets, limit, max(_fixed_bytes(schema), call.row_bytes))
     for start, stop in itertools.pairwise(cuts.tolist()):
-        writer.write(gather.rows(start, stop))
+        for block in _fitting(gather.rows(start, stop), limit):
+            writer.write(block)
     digest = writer.close()
     worker.output.put(call.name, memoryview(sink.getvalue()))
     info = ShardInfo(
@@ -78,13 +84,27 @@ def write_shard(call: WriteCall) -> ShardInfo:
     return info
 
 
+def side_of(name: str) -> str:
+    """Return the name of the staged note that a shard is finished."""
+    return "shard-" + name.replace("/", "-") + ".json"
+
+
 def _plan_of(job: Job) -> str:
     return job.output.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _fixed_bytes(schema: pa.Schema) -> int:
-    """Return the bytes that a row takes beside its tokens, roughly: id, length and what is passed through."""
+    """Return the bytes that a row takes beside its tokens, at least: id, length and what is passed through."""
     return 16 + 8 * len(schema)
+
+
+def _fitting(block: TokenBlock, limit_bytes: int) -> Iterator[TokenBlock]:
+    """Yield the block, or halves of it: where rows have columns far wider than the average, a cut by it is too large."""
+    if block.rows > 1 and block.tokens * TOKEN_BYTES + block.columns.nbytes > limit_bytes * 3 // 2:
+        yield from _fitting(block.slice(0, block.rows // 2), limit_bytes)
+        yield from _fitting(block.slice(block.rows // 2, block.rows), limit_bytes)
+    else:
+        yield block
 
 
 def _finished(worker: Worker, call: WriteCall, side: str) -> ShardInfo | None:
@@ -153,10 +173,7 @@ class Gather:
 
     def _staged(self, task: int) -> Staged:
         if task not in self._files:
-            staged = load_staged(self._worker.staging, task, check=False)
-            if staged is None:
-                raise NotFound(f"the staged rows of task {task} are gone; run the same command again", task=task)
-            self._files[task] = staged
+            self._files[task] = staged_of(self._worker.staging, task)
         return self._files[task]
 
     def _kept_rows(self, task: int) -> NDArray[np.int64]:
@@ -184,13 +201,18 @@ class Gather:
 
     def _item(self, task: int, batch: int) -> Item:
         start, stop = (int(x) for x in self._files[task].batches[batch, :2])
-        return Item(name_of(task) + ".arrow", stop - start, "", (start, stop))
+        return Item(name_of(task) + ".arrow", self._files[task].size_bytes, "", (start, stop))
 
     def _mapped(self, store: Store, task: int) -> pa.Buffer:
         if task not in self._maps:
             path = store.local_path(name_of(task) + ".arrow")
-            with pa.memory_map(path) as file:
-                self._maps[task] = file.read_buffer()
+            try:
+                with pa.memory_map(path) as file:
+                    self._maps[task] = file.read_buffer()
+            except FileNotFoundError as error:
+                raise NotFound(
+                    f"{path} is gone: another job may have removed it. Run the same command again"
+                ) from error
         return self._maps[task]
 
     def rows(self, start: int, stop: int) -> TokenBlock:

@@ -36,6 +36,7 @@ IN_WORDS = {
     "integer_out_of_range": "an integer beyond 64 bits",
     "number_not_exact": "an integer that a float64 cannot hold exactly",
     "reference_wrong_type": "a source-ref that is not a URI",
+    "not_tokenizable": "the tokenizer fails on this text",
     "too_long": "longer than --max-length",
     "duplicate_id": "the id of an earlier document",
     "duplicate_text": "the text of an earlier document",

@@ -127,6 +127,7 @@ _OF_CLASS = {
 }
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_PROVIDER = re.compile(r"credential provider: (\w+)")  # obstore asked us for credentials, and got this error
 _NO_ANSWER = re.compile(r"HTTP error|kind: (Timeout|Interrupted|Connect|Request)|error sending request")
 
 
@@ -144,6 +145,8 @@ def classify(error: BaseException) -> Fault:
         return Fault.EXISTS if fault is Fault.CHANGED and type(error).__name__ == "AlreadyExistsError" else fault
     if "redirect without LOCATION" in message:
         return Fault.REGION
+    if provider := _PROVIDER.search(message):
+        return _OF_CLASS.get(provider[1], Fault.DENIED)
     if isinstance(error, OSError) and error.errno in _OF_ERRNO:
         return _OF_ERRNO[error.errno]
     for kind in type(error).__mro__:
@@ -160,7 +163,7 @@ def code_of(error: BaseException) -> str:
             status, code = _botocore_answer(response)
             return code if not code.isdigit() else str(status)
     message = str(error)
-    if found := _CODE.search(message) or _STATUS.search(message):
+    if found := _CODE.search(message) or _STATUS.search(message) or _PROVIDER.search(message):
         return found[1]
     if isinstance(error, OSError) and error.errno:
         return errno.errorcode.get(error.errno, str(error.errno))

@@ -38,8 +38,8 @@ class Wanted(Protocol):
         """Key below the store's root."""
 
     @property
-    def size_bytes(self) -> int:
-        """Size when it was listed."""
+    def size_bytes(self) -> int | None:
+        """Size when it was listed; None where nobody knows."""
 
     @property
     def etag(self) -> str:
@@ -48,10 +48,10 @@ class Wanted(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One object to fetch, or its bytes start to stop (exclusive). An ETag of "" is not compared."""
+    """One object to fetch, or its bytes start to stop (exclusive). An ETag of "" is not compared, nor a size of None."""
 
     key: str
-    size_bytes: int
+    size_bytes: int | None
     etag: str = ""
     byte_range: tuple[int, int] | None = None
 
@@ -64,13 +64,14 @@ def fetch(
 ) -> Iterator[tuple[ItemT, bytes | StoreError]]:
     """Yield each item with its bytes, in the order of the items; an error, after the retries, comes as the value.
 
-    At most `ahead_bytes` (and one object more) are fetched and not yet used. `limit` is the limit of the store's
-    requests, by default the one of the process. Raises Unavailable when the store as a whole is out of reach.
+    At most `ahead_bytes` (and one object more) are fetched and not yet used. `limit` is for stores that have
+    none of their own. Raises Unavailable when the store as a whole is out of reach.
     """
     if store.requests_in_flight <= 1:
         fetched = _fetch_inline(store, items)
     else:
-        fetched = _fetch_ahead(store, items, ahead_bytes, limit or in_flight())
+        # Each request takes its place in the store's own limit: another one would only hold it back, and never grow.
+        fetched = _fetch_ahead(store, items, ahead_bytes, getattr(store, "limit", None) or limit or in_flight())
     out_of_reach = read = 0
     for item, value in fetched:
         if isinstance(value, (Unavailable, Denied)):
@@ -183,7 +184,11 @@ class _Run(Generic[ItemT]):
     def _start_task(self) -> None:
         if self._tasks < self._limit.current and not self._is_drained and not self._stopped.is_set():
             self._tasks += 1
-            _pool().submit(self._work)
+            try:
+                _pool().submit(self._work)
+            except RuntimeError as error:  # the interpreter is ending: no thread may start any more
+                self._tasks -= 1
+                self._failure, self._is_drained = error, True
 
     def _work(self) -> None:
         slot: _Slot[ItemT] | None = None
@@ -227,7 +232,7 @@ class _Run(Generic[ItemT]):
             self._failure, self._is_drained = error, True
             return None
         byte_range = getattr(item, "byte_range", None)
-        size_bytes = item.size_bytes if byte_range is None else byte_range[1] - byte_range[0]
+        size_bytes = (item.size_bytes or 0) if byte_range is None else byte_range[1] - byte_range[0]
         slot = _Slot(item, size_bytes + OBJECT_BYTES)
         self._slots.append(slot)
         self._ahead += slot.cost

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from shardprep.errors import Changed, ConfigError, Exists, NotFound, StoreError
@@ -48,7 +49,7 @@ class FsspecStore:
         self._fs, path = _file_system(uri, options)
         self._base = path if path.endswith("/") else path + "/"
         self._unsafe_publish = unsafe_publish
-        self._limit = limit or in_flight()
+        self.limit = limit or in_flight()
         self._policy = policy
         self._pid = os.getpid()
         self._counters = Counters()
@@ -183,7 +184,7 @@ class FsspecStore:
             return explained(error, fault, uri=f"{self.uri}/{key}", doing=doing, attempts=attempts, pays=True)
 
         return retry(
-            counted, self._policy, explain=explain, limit=self._limit, size_bytes=size_bytes, counters=self._counters
+            counted, self._policy, explain=explain, limit=self.limit, size_bytes=size_bytes, counters=self._counters
         )
 
 
@@ -201,4 +202,7 @@ def _file_system(uri: str, options: Mapping[str, str]) -> tuple[Any, str]:
 
 
 def _mark(info: Mapping[str, Any]) -> str:
-    return next((str(info[name]) for name in MARKS if info.get(name)), "")
+    value = next((info[name] for name in MARKS if info.get(name)), "")
+    if isinstance(value, datetime):  # the memory file system tells a time as a number here, as a date there
+        value = value.timestamp()
+    return f"{value:.6f}" if isinstance(value, float) else str(value)

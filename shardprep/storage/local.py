@@ -12,16 +12,24 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from shardprep.errors import Changed, Denied, Exists, Full, NotFound, StoreError, Unavailable
 from shardprep.storage.listing import ListingBuilder
-from shardprep.storage.locks import has_living_writer, lock, locked
+from shardprep.storage.local_files import (
+    TEMPORARY,
+    NoLinks,
+    fill,
+    hidden,
+    key_of_name,
+    link_new,
+    name_of_key,
+    write_and_publish,
+)
+from shardprep.storage.locks import has_living_writer, locked
 from shardprep.storage.store import Listing, PutResult
 
 PAGE_KEYS = 10_000
@@ -29,13 +37,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_ENTRY = frozenset({errno.ENOENT, errno.ENOTDIR})
 NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 NO_DEVICE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV})
-NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-NAME_BYTES_MAX = 180  # of 255: room for the temporary name's own parts
 PUT_TRIES = 5  # the folder, or the temporary file, was swept away while we wrote
-
-_TEMPORARY = re.compile(r"\..*\.\d+\.[0-9a-f]{16}\.(tmp|lock)", re.DOTALL)
-_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
-_LOOKS_ESCAPED = re.compile(r"\\(?=x[0-9a-f]{2})")
 
 
 class LocalStore:
@@ -118,8 +120,8 @@ class LocalStore:
         while writing may leave a part of the file.
         """
         try:
-            result = self._put(key, data, _link_new)
-        except _NoLinks:
+            result = self._put(key, data, link_new)
+        except NoLinks:
             result = self._create_exclusively(key, data)
         self._sync_folder(key)
         return result
@@ -128,7 +130,7 @@ class LocalStore:
         """Replace the file that has this modification time, under a lock file beside it; else raise Exists."""
         path = self._path(key)
         try:
-            with locked(_hidden(path, "0." + "0" * 16, "lock")):
+            with locked(hidden(path, "0." + "0" * 16, "lock")):
                 found = self.head(key)[1]
                 if found != etag:
                     raise Exists(
@@ -178,7 +180,7 @@ class LocalStore:
         for where, _, names in os.walk(folder):
             for name in names:
                 path = os.path.join(where, name)
-                if _TEMPORARY.fullmatch(name) and not has_living_writer(path):
+                if TEMPORARY.fullmatch(name) and not has_living_writer(path):
                     with suppress(FileNotFoundError):
                         os.unlink(path)
                         removed += 1
@@ -187,10 +189,7 @@ class LocalStore:
     def _path(self, key: str) -> str:
         if "\\" not in key:
             return self._base + key
-        raw = _ESCAPE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), key)
-        # Bytes below 0x80 have no surrogate: they are what the escape says.
-        raw = re.sub("[\udc00-\udc7f]", lambda match: chr(ord(match[0]) - 0xDC00), raw)
-        return self._base + raw
+        return self._base + name_of_key(key)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, int, str]]:
         base = prefix[: prefix.rfind("/") + 1]
@@ -210,11 +209,11 @@ class LocalStore:
                 seen.add((found.st_dev, found.st_ino))
                 with os.scandir(where) as entries:
                     for entry in entries:
-                        key = folder + _listed(entry.name)
+                        key = folder + key_of_name(entry.name)
                         if entry.is_dir(follow_symlinks=False):
                             if _may_match(key + "/", prefix):
                                 folders.append(key + "/")
-                        elif entry.is_symlink() and entry.is_dir():
+                        elif entry.is_symlink() and os.path.isdir(entry.path):
                             if _may_match(key + "/", prefix):
                                 links.append(key + "/")
                         elif key.startswith(prefix) and (listed := _file(entry)):
@@ -228,10 +227,10 @@ class LocalStore:
     ) -> PutResult:
         path = self._path(key)
         for attempt in range(PUT_TRIES):
-            temporary = _hidden(path, f"{os.getpid()}.{secrets.token_hex(8)}", "tmp")
+            temporary = hidden(path, f"{os.getpid()}.{secrets.token_hex(8)}", "tmp")
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                return _write_and_publish(temporary, path, data, publish, durable=durable)
+                return write_and_publish(temporary, path, data, publish, durable=durable)
             except FileNotFoundError as error:
                 if attempt == PUT_TRIES - 1:
                     self._raise(error, key, "write")
@@ -250,7 +249,7 @@ class LocalStore:
         except OSError as error:
             self._raise(error, key, "write")
         try:
-            return _fill(file, data)
+            return fill(file, data)
         except OSError as error:
             os.unlink(path)
             self._raise(error, key, "write")
@@ -310,77 +309,19 @@ class LocalStore:
         raise kind(f"cannot {doing} {path}: {why}.", uri=path, attempts=1) from error
 
 
-class _NoLinks(Exception):
-    """The file system refuses hard links."""
-
-
-def _listed(name: str) -> str:
-    if name.isascii() and "\\" not in name:
-        return name
-    name = _LOOKS_ESCAPED.sub(r"\\x5c", name)
-    return re.sub("[\udc80-\udcff]", lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", name)
-
-
 def _may_match(folder: str, prefix: str) -> bool:
     return folder.startswith(prefix) or prefix.startswith(folder)
 
 
 def _file(entry: os.DirEntry[str]) -> tuple[int, str] | None:
-    if entry.name[0] == "." and _TEMPORARY.fullmatch(entry.name):
+    if entry.name[0] == "." and TEMPORARY.fullmatch(entry.name):
         return None
     try:
         found = entry.stat()
-    except FileNotFoundError:
-        return (0, "") if entry.is_symlink() else None
+    except OSError as error:
+        if error.errno not in (*NO_ENTRY, errno.ELOOP):
+            raise
+        return (0, "") if entry.is_symlink() else None  # a link to nothing, or to itself; a file that has gone
     if found.st_mode & 0o170000 != 0o100000:  # pipes, sockets and devices hold no documents
         return None
     return found.st_size, str(found.st_mtime_ns)
-
-
-def _hidden(path: str, mark: str, ending: str) -> str:
-    folder, name = os.path.split(path)
-    short = os.fsdecode(os.fsencode(name)[:NAME_BYTES_MAX])
-    return os.path.join(folder, f".{short}.{mark}.{ending}")
-
-
-def _write_and_publish(
-    temporary: str, path: str, data: bytes | memoryview, publish: Callable[[str, str], None], *, durable: bool
-) -> PutResult:
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with suppress(OSError):  # no locks here: `sweep` then goes by age
-            lock(file)
-        result = _fill(file, data, durable=durable)
-        publish(temporary, path)
-        return result
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)  # gone already where it was renamed
-        os.close(file)
-
-
-def _fill(file: int, data: bytes | memoryview, *, durable: bool = True) -> PutResult:
-    view = memoryview(data).cast("B")
-    done = 0
-    while done < len(view):
-        done += os.write(file, view[done : done + (1 << 30)])
-    # The kernel's own time stamps step by some milliseconds: two writes in one step would look alike.
-    now_ns = time.time_ns()
-    os.utime(file, ns=(now_ns, now_ns))
-    if durable:
-        os.fsync(file)
-    return PutResult(len(view), str(os.fstat(file).st_mtime_ns))
-
-
-def _link_new(temporary: str, path: str) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        # Over NFS a link may be made though its answer was lost: then the temporary file has a second name.
-        if os.stat(temporary).st_nlink == 2 and os.path.samefile(temporary, path):
-            return
-        raise
-    except OSError as error:
-        if error.errno in NO_LINKS:
-            raise _NoLinks from error
-        raise

@@ -11,7 +11,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+from obstore.exceptions import InvalidPathError
 
 from shardprep.errors import Changed, Exists, StoreError
 from shardprep.storage.counters import Counters
@@ -19,33 +21,16 @@ from shardprep.storage.explain import explained
 from shardprep.storage.faults import Fault, classify, code_of
 from shardprep.storage.inflight import LARGEST, InFlight, in_flight
 from shardprep.storage.listing import ListingBuilder
+from shardprep.storage.object_client import Client, delete_all
 from shardprep.storage.obstore_client import ObstoreClient, other_maker, s3_maker
 from shardprep.storage.retry import POLICY, RetryPolicy, retry
 from shardprep.storage.s3_access import ODD_KEY, OddKeyClient, S3Access, checked_bucket
 from shardprep.storage.s3_listing import Page, list_pages
 from shardprep.storage.store import NO_OPTIONS, S3_SCHEMES, Listing, PutResult
 
+ODD_HINT = " obstore does not take such keys: leave them out, or try --store fsspec."
 LIST_BYTES = 300_000  # a page of 1,000 keys
 T = TypeVar("T")
-
-
-class Client(Protocol):
-    """Single calls on one bucket, keys in full; they raise what their library raises."""
-
-    def get(self, key: str, etag: str, byte_range: tuple[int, int] | None, size_bytes: int) -> tuple[bytes, str]:
-        """Return bytes and ETag of an object with this ETag ("": any), or of its bytes start to stop."""
-
-    def head(self, key: str) -> tuple[int, str]:
-        """Return size in bytes and ETag."""
-
-    def put(self, key: str, data: bytes | memoryview, *, is_new: bool = False, etag: str = "") -> str:
-        """Write an object, only where there is none, or only over the one with this ETag; return the new ETag."""
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete up to 1,000 objects."""
-
-    def reset(self) -> None:
-        """Forget connections, credentials and region."""
 
 
 class ObjectStore:
@@ -65,7 +50,7 @@ class ObjectStore:
         scheme, bucket, self._prefix = checked_bucket(uri)
         self.uri = uri
         self._root = f"{scheme}://{bucket}/"
-        self._limit = limit or in_flight()
+        self.limit = limit or in_flight()
         self._policy = policy
         self._pid = os.getpid()
         self._counters = Counters()
@@ -142,10 +127,10 @@ class ObjectStore:
         plain = [key for key in full if not ODD_KEY.search(key)]
         for start in range(0, len(plain), 1000):
             some = plain[start : start + 1000]
-            self._call("delete", "delete", some[0], partial(_delete, self._plain, some))
+            self._call("delete", "delete", some[0], partial(delete_all, self._plain, some))
         for key in full:
             if ODD_KEY.search(key):
-                self._call("delete", "delete", key, partial(_delete, self._odd, [key]))
+                self._call("delete", "delete", key, partial(delete_all, self._odd, [key]))
 
     def local_path(self, key: str) -> None:  # noqa: ARG002
         """Return None: an object is no file."""
@@ -199,11 +184,11 @@ class ObjectStore:
 
         return put
 
-    def _s3_page(self, prefix: str, *, after: str = "", token: str | None = None, by_folder: bool = False) -> Page:
+    def _s3_page(self, prefix: str, *, after: str = "", token: str | None = None, max_keys: int = 1000) -> Page:
         s3 = self._s3
         assert s3 is not None
         return self._call(
-            "list", "list", prefix, lambda: s3.page(prefix, after=after, token=token, by_folder=by_folder), LIST_BYTES
+            "list", "list", prefix, lambda: s3.page(prefix, after=after, token=token, max_keys=max_keys), LIST_BYTES
         )
 
     def _other_pages(self, full: str) -> Iterator[Page]:
@@ -245,14 +230,15 @@ class ObjectStore:
             if fault is Fault.REGION and self._s3 is not None:
                 return self._misplaced(self._s3, doing, full, code_of(error))
             pays = self._s3 is None or self._s3.pays
-            return explained(error, fault, uri=self._root + full, doing=doing, attempts=attempts, pays=pays)
+            hint = ODD_HINT if self._others is not None and isinstance(error, (InvalidPathError, ValueError)) else ""
+            return explained(error, fault, uri=self._root + full, doing=doing, attempts=attempts, pays=pays, hint=hint)
 
         def attempt() -> T:
             return retry(
                 counted,
                 self._policy,
                 explain=explain,
-                limit=self._limit,
+                limit=self.limit,
                 size_bytes=size_bytes,
                 counters=self._counters,
                 renew_credentials=self._renew,
@@ -296,15 +282,3 @@ class ObjectStore:
         return Changed(
             f"{uri} changed after it was listed: it has {difference}. Run again: it is listed anew.", uri=uri
         )
-
-
-def _delete(client: Client, keys: Sequence[str]) -> None:
-    try:
-        client.delete(keys)
-    except Exception as error:
-        if classify(error) is not Fault.NOT_FOUND or len(keys) == 1:
-            if classify(error) is Fault.NOT_FOUND:
-                return
-            raise
-        for key in keys:  # GCS and Azure refuse what is not there: which one it was is not told
-            _delete(client, [key])

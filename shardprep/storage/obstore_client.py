@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import UnknownConfigurationKeyError
+from obstore.exceptions import BaseError
 from obstore.store import S3Store, from_url
 
 from shardprep.errors import ConfigError
@@ -65,13 +65,15 @@ class ObstoreClient:
 
     def put(self, key: str, data: bytes | memoryview, *, is_new: bool = False, etag: str = "") -> str:
         """Write an object, only where there is none, or only over the one with this ETag; return the new ETag."""
-        size_bytes = memoryview(data).nbytes
+        if isinstance(data, memoryview):
+            data = data.cast("B")  # obstore takes no other format, and Arrow's buffers have one
+        size_bytes = len(data)
         client = self._client("small" if size_bytes <= SMALL_BYTES else "write")
         mode: Any = "create" if is_new else {"e_tag": etag} if etag else "overwrite"
         result = obstore.put(
             client,
             key,
-            data,
+            data if isinstance(data, bytes) else memoryview(data).cast("B"),  # an Arrow buffer's own view is of int8
             mode=mode,
             use_multipart=size_bytes > SINGLE_PUT_BYTES,
             chunk_size=PART_BYTES,
@@ -88,7 +90,7 @@ class ObstoreClient:
         """Yield pages of the keys under a folder ("" or with "/" at its end) after one key. GCS and Azure only."""
         rows: Any
         for rows in obstore.list(self._client("small"), prefix or None, offset=after or None, chunk_size=1000):
-            yield Page([r["path"] for r in rows], [r["size"] for r in rows], [r["e_tag"] or "" for r in rows], [])
+            yield Page([r["path"] for r in rows], [r["size"] for r in rows], [r["e_tag"] or "" for r in rows])
 
     def _client(self, name: str) -> Any:
         client = self._clients.get(name)
@@ -134,5 +136,5 @@ def other_maker(root_uri: str, options: Mapping[str, str]) -> Callable[[Any], An
 def _made(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except UnknownConfigurationKeyError as error:
-        raise ConfigError(f"{str(error).splitlines()[0]} Look at the names of --storage-option.") from error
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"{str(error).splitlines()[0].rstrip('.')}. Look at --storage-option.") from error

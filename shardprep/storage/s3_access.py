@@ -82,9 +82,9 @@ class S3Access:
 
     def find_region(self) -> str:
         """Return the bucket's region as the store itself says it, "" where it does not."""
-        self._region_heard = ""
-        with suppress(BotoCoreError, ClientError):
-            self.client.head_bucket(Bucket=self.bucket)
+        if self._region_heard in ("", self.region):  # else a redirected LIST has told it already
+            with suppress(BotoCoreError, ClientError):
+                self.client.head_bucket(Bucket=self.bucket)
         return self._region_heard
 
     def move_to(self, region: str) -> None:
@@ -100,15 +100,15 @@ class S3Access:
                 self._client = self._make_client()
             return self._client
 
-    def page(self, prefix: str, *, after: str = "", token: str | None = None, by_folder: bool = False) -> Page:
+    def page(self, prefix: str, *, after: str = "", token: str | None = None, max_keys: int = 1000) -> Page:
         """Return one page of a listing (see s3_listing.GetPage)."""
         request: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix, "EncodingType": "url"}
         if after:
             request["StartAfter"] = after
         if token is not None:
             request["ContinuationToken"] = token
-        if by_folder:
-            request["Delimiter"] = "/"
+        if max_keys != 1000:
+            request["MaxKeys"] = max_keys
         self._page.body = b""
         self.client.list_objects_v2(**request)
         body, self._page.body = self._page.body, b""
@@ -148,13 +148,14 @@ class S3Access:
         events = client.meta.events
         if self.pays:
             events.register("before-call.s3", _add_request_payer)
-        events.register("response-received.s3.HeadBucket", self._hear_region)
+        events.register("response-received.s3", self._hear_region)
         events.register("before-send.s3.ListObjectsV2", self._send_list)
         return client
 
-    def _hear_region(self, response_dict: dict[str, Any], **_: Any) -> None:
-        # A HEAD has no body; botocore may follow the redirect itself, and some servers name the region only there.
-        self._region_heard = response_dict.get("headers", {}).get("x-amz-bucket-region", "") or self._region_heard
+    def _hear_region(self, response_dict: dict[str, Any] | None, **_: Any) -> None:
+        # botocore follows redirects by itself, and some servers name the region nowhere else.
+        headers = (response_dict or {}).get("headers", {})
+        self._region_heard = headers.get("x-amz-bucket-region", "") or self._region_heard
 
     def _send_list(self, request: Any, **_: Any) -> Any:
         """Send a signed LIST ourselves and keep the body from botocore's parser, but for errors."""
@@ -192,12 +193,8 @@ def _parse_page(body: bytes) -> Page:
         keys.append(unquote_plus(key) if is_encoded and ("%" in key or "+" in key) else key)
         sizes.append(int(content.findtext(f"{space}Size") or 0))
         etags.append(content.findtext(f"{space}ETag") or "")
-    folders = [p.findtext(f"{space}Prefix") or "" for p in root.iterfind(f"{space}CommonPrefixes")]
     is_truncated = root.findtext(f"{space}IsTruncated") == "true"
-    token = root.findtext(f"{space}NextContinuationToken") if is_truncated else None
-    if is_encoded:
-        folders = [unquote_plus(folder) for folder in folders]
-    return Page(keys, sizes, etags, folders, token)
+    return Page(keys, sizes, etags, root.findtext(f"{space}NextContinuationToken") if is_truncated else None)
 
 
 class OddKeyClient:

@@ -29,7 +29,16 @@ def test_tolerant_keeps_exactly_the_good_ones(tmp_path):
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "{", '{"id":"x"', '{"id":"x","text":}', "{'id':'x'}", '{"id":"x","text":"y"}]', '{"id":"x","text":"a\tb"}', "NULL"],
+    [
+        "",
+        "{",
+        '{"id":"x"',
+        '{"id":"x","text":}',
+        "{'id':'x'}",
+        '{"id":"x","text":"y"}]',
+        '{"id":"x","text":"a\tb"}',
+        "NULL",
+    ],
 )
 def test_any_damage_of_the_third_line_is_told_with_line_3(tmp_path, bad):
     write(tmp_path / "in/a.jsonl", line("a", "1"), b"\n", bad.encode() + b" x\n", line("b", "2"))

@@ -31,7 +31,12 @@ def test_numbers_that_look_odd_but_are_json(tmp_path):
 
 
 def test_a_float_column_never_holds_a_nan(tmp_path):
-    write(tmp_path / "in/a.jsonl", b'{"id":1,"text":"t","score":0.5}\n', b'{"id":2,"text":"t","score":NaN}\n', line(3, "t"))
+    write(
+        tmp_path / "in/a.jsonl",
+        b'{"id":1,"text":"t","score":0.5}\n',
+        b'{"id":2,"text":"t","score":NaN}\n',
+        line(3, "t"),
+    )
     dataset = build(tmp_path / "in", tmp_path / "out", "--column", "score:float64")
     assert {i: row["score"] for i, row in dataset.by_id.items()} == {"1": 0.5, "3": None}
     assert_places(dataset, {"a.jsonl": [2]})

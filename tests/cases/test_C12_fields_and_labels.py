@@ -55,7 +55,20 @@ def test_the_conflict_is_found_however_far_apart_the_types_are(tmp_path):
     assert "b.jsonl:1" in message
 
 
-VALUES = ['"a"', "1", "1.5", "true", "null", "[]", "{}", "9223372036854775808", "9007199254740993", "1.0", '["a"]', "[1]"]
+VALUES = [
+    '"a"',
+    "1",
+    "1.5",
+    "true",
+    "null",
+    "[]",
+    "{}",
+    "9223372036854775808",
+    "9007199254740993",
+    "1.0",
+    '["a"]',
+    "[1]",
+]
 ACCEPTED = {
     "string": {'"a"': "a", "null": None},
     "int64": {"1": 1, "null": None, "9007199254740993": 9007199254740993},

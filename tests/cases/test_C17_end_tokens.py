@@ -11,7 +11,7 @@ EXPECTED = {"t1": [104, 105, 256], "t2": [97, 10, 98, 256], "t3": [32, 256]}
 
 
 def ids(dataset):
-    return {row["id"]: row["input_ids"] for row in dataset.rows}
+    return {row["id"]: row["input_ids"].tolist() for row in dataset.rows}
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE, BYTE_EOS])
@@ -74,7 +74,12 @@ def test_a_text_that_spells_the_end_token_is_text(tmp_path):
 
 
 def test_damaged_tokenizer_files_are_told_before_anything_is_read(tmp_path):
-    for name, data in (("empty.json", b""), ("text.json", b"hello"), ("other.json", b"{}"), ("bytes.json", b"\xff\xfe\x00")):
+    for name, data in (
+        ("empty.json", b""),
+        ("text.json", b"hello"),
+        ("other.json", b"{}"),
+        ("bytes.json", b"\xff\xfe\x00"),
+    ):
         (tmp_path / name).write_bytes(data)
         assert "tokenizer file" in refused(SOURCE, tmp_path / "out", "--tokenizer", tmp_path / name)
     assert "nowhere.json" in refused(SOURCE, tmp_path / "out", "--tokenizer", tmp_path / "nowhere.json", code=2)

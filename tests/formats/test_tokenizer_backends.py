@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import models
 
 from shardprep.errors import ConfigError, TokenizerError
+from shardprep.formats import engines as engines_module
 from shardprep.formats.backends import FIRST_CHECKED, ONE_IN, Encoder, _one_in_a_thousand, load_encoder
 from shardprep.formats.engines import Fastokens, Nanotoken, Reference, joined
 from shardprep.formats.tokenizer import TokenizerSpec, resolve, spec_of
@@ -94,6 +95,18 @@ def test_a_machine_without_the_fast_packages_uses_the_reference(monkeypatch):
     assert (used.backend, used.why) == ("reference", "fast backend not installed: pip install shardprep[fast]")
     with pytest.raises(TokenizerError, match=r"pip install shardprep\[fast\]"):
         load_encoder(BYTE, SPEC, "fast")
+
+
+def test_a_fast_package_that_is_too_old_is_not_used(monkeypatch):
+    monkeypatch.setattr(engines_module, "FASTOKENS_FLOOR", (99,))
+    assert "too old: pip install -U shardprep[fast]" in load_encoder(BYTE, SPEC, "auto").why
+
+
+def test_a_thread_count_that_the_user_has_set_is_still_there_afterwards(monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "3")
+    load_encoder(BYTE, SPEC, "fast")
+    assert os.environ["RAYON_NUM_THREADS"] == "3"
+    assert "FASTOKENS_BPE_THREADS" not in os.environ
 
 
 def test_a_wordpiece_special_token_that_is_looked_for_in_normalized_text_keeps_the_reference():

@@ -194,7 +194,16 @@ def test_a_template_that_says_the_text_twice_is_refused():
     made = words("</s>", processor=lambda t: twice)
     with pytest.raises(TokenizerError, match="--no-template"):
         resolve(file_of(made))
-    assert resolve(file_of(made), no_template=True, eos_token="</s>").suffix == (3,)
+    assert resolve(file_of(made), no_template=True).suffix == (3,)
+
+
+@pytest.mark.parametrize("backend", ["reference", "fast"])
+@pytest.mark.parametrize(
+    "change", [lambda d: d + b" " * 5_000_000, lambda d: b"\xef\xbb\xbf" + d], ids=["blanks", "mark"]
+)
+def test_blanks_after_the_file_and_a_byte_order_mark_before_it_change_nothing(change, backend):
+    data = change(BYTE)
+    assert encoded(data, resolve(data), "hi", backend=backend) == [[104, 105, 256]]
 
 
 # Padding, truncation, sampling
@@ -280,6 +289,16 @@ def test_special_tokens_that_the_model_itself_would_find_in_a_text_are_text(kind
     assert row[-1] == 1
     assert 1 not in row[:-1]
     assert row[0] == literal.encode("ab").ids[0]
+
+
+def test_a_special_token_that_the_model_is_built_on_stays_a_word_and_is_reported():
+    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "abb": 3}, [("a", "b"), ("ab", "b")]))
+    made.add_special_tokens(["ab"])
+    data = file_of(made)
+    spec = resolve(data, eos_token="ab")
+    assert encoded(data, spec, "abb", "ab") == [[3, 2], [2, 2]]
+    assert spec.literal == ()
+    assert "'ab' in a text gives the token's own id: the model has it as an ordinary word" in spec.notes
 
 
 @pytest.mark.parametrize("backend", ["reference", "fast"])

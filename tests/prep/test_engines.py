@@ -158,9 +158,7 @@ def test_local_paths_on_other_machines_are_refused_at_once(what: str, tmp_path: 
     remote = {"source": "s3://bucket/in", "output": "s3://bucket/out", "staging": "s3://bucket/staging"}
     places = {**remote, what: str(tmp_path / what)}
     with pytest.raises(ConfigError, match=f"the {what} .* is a local path.*--shared-filesystem"):
-        build_here(
-            places["source"], places["output"], staging=places["staging"], scheduler="tcp://127.0.0.1:1"
-        )
+        build_here(places["source"], places["output"], staging=places["staging"], scheduler="tcp://127.0.0.1:1")
 
 
 def test_the_scheduler_goes_away(tmp_path: Path) -> None:

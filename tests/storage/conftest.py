@@ -82,7 +82,7 @@ def no_thread_left() -> Iterator[None]:
     left = [
         t.name
         for t in threading.enumerate()
-        if t not in before and not t.name.startswith(("shardprep-fetch", "fsspecIO"))
+        if t not in before and not t.name.startswith(("shardprep-fetch", "fsspecIO", "asyncio"))
     ]
     assert left == []
 

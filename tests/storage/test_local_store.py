@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shardprep.errors import Denied, Exists, Full, NotFound
 from shardprep.storage import local
 from shardprep.storage.local import LocalStore
+from shardprep.storage.local_files import key_of_name
 
 
 def keys_of(store: LocalStore, prefix: str = "") -> list[str]:
@@ -51,7 +52,7 @@ def test_odd_names_are_listed_and_read(tmp_path: Path):
 @given(st.lists(st.binary(min_size=1, max_size=12).filter(lambda n: not {0, 47} & set(n)), max_size=20))
 def test_every_name_has_one_key_that_leads_back(names: list[bytes]):
     store = LocalStore("/root")
-    keys = [local._listed(os.fsdecode(name)) for name in names]
+    keys = [key_of_name(os.fsdecode(name)) for name in names]
     assert len(set(keys)) == len(set(names))
     assert [os.fsencode(store.local_path(key)) for key in keys] == [b"/root/" + name for name in names]
     assert all(key.encode() for key in keys)  # each is valid UTF-8
@@ -70,8 +71,9 @@ def test_links_are_followed_once_and_loops_end(tmp_path: Path):
     (root / "out1").symlink_to(outside)
     (root / "out2").symlink_to(outside)
     (root / "gone.json").symlink_to(tmp_path / "nothing")
+    (root / "itself").symlink_to("itself")
     store = LocalStore(str(root))
-    assert keys_of(store) == ["gone.json", "link.json", "out1/deep/o.json", "real/a.json"]
+    assert keys_of(store) == ["gone.json", "itself", "link.json", "out1/deep/o.json", "real/a.json"]
     assert store.get("link.json") == b"a"
     with pytest.raises(NotFound, match=r"gone\.json"):
         store.get("gone.json")
@@ -129,6 +131,7 @@ def test_permissions_name_the_file(tmp_path: Path):
 WRITE = """
 import sys, resource
 from shardprep.storage.local import LocalStore
+from shardprep.storage.local_files import key_of_name
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 store = LocalStore(sys.argv[1])
 store.put("small", b"x" * 10_000)
@@ -163,6 +166,7 @@ def test_a_device_without_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 KILLED = """
 import os, sys
 from shardprep.storage.local import LocalStore
+from shardprep.storage.local_files import key_of_name
 real = os.fsync
 def stay(file):
     real(file); print("written", flush=True); sys.stdin.read()
