@@ -17,6 +17,8 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 ACCESS_KEY, SECRET_KEY, REGION, BUCKET = "testkey", "testsecret", "us-east-1", "bench"
 IDENTITIES = {
     "identities": [
@@ -59,6 +61,14 @@ def environment(endpoint: str) -> dict[str, str]:
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """For one test, point AWS clients to this server, and to nothing else."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment(endpoint).items():
+        monkeypatch.setenv(name, value)
 
 
 class _Server:

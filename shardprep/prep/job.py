@@ -16,7 +16,6 @@ from shardprep.formats.fields import ColumnSpec, Fields
 from shardprep.formats.tokenizer import TokenizerSpec
 from shardprep.prep.settings import Settings
 from shardprep.prep.warm import warm_engines
-from shardprep.storage.retry import InFlight
 from shardprep.storage.store import Store, open_store
 
 
@@ -64,7 +63,6 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.limit = InFlight()
         self._stores: dict[str, Store] = {}
 
     def store(self, uri: str) -> Store:

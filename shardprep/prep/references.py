@@ -24,7 +24,7 @@ def texts_of(
             by_root.setdefault(root, []).append((place, key))
     for root, wanted in by_root.items():
         items = (Item(key, None) for _, key in wanted)
-        for (place, _), (_, data) in zip(wanted, fetch(worker.store(root), items, limit=worker.limit), strict=True):
+        for (place, _), (_, data) in zip(wanted, fetch(worker.store(root), items), strict=True):
             texts[place] = _text(parser, documents[place].ref or "", data)
     for place, document in enumerate(documents):
         yield document, texts.get(place, document.text)

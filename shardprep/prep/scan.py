@@ -89,7 +89,7 @@ def _parsed_objects(
     limit = call.job.settings.max_object_bytes
     store = worker.store(call.job.roots[refs[0].root])
     wanted = [ref for ref in refs if ref.size_bytes <= limit and call.skip.get(ref.name, frozenset()) is not None]
-    fetched = fetch(store, (Item(ref.key, ref.size_bytes, ref.etag) for ref in wanted), limit=worker.limit)
+    fetched = fetch(store, (Item(ref.key, ref.size_bytes, ref.etag) for ref in wanted))
     for ref in refs:
         if call.skip.get(ref.name, frozenset()) is None:
             yield ref, _whole_reject(Reason.WORKER_DIED, "reading this object ended the worker process")

@@ -192,9 +192,7 @@ class Gather:
                 yield (task, batch), read_batch(staged, self._mapped(store, task).slice(start, stop - start))
             return
         items = (self._item(task, batch) for task, batch in wanted)
-        for (task, batch), (_, data) in zip(
-            wanted, fetch(store, items, ahead_bytes=AHEAD_BYTES, limit=self._worker.limit), strict=True
-        ):
+        for (task, batch), (_, data) in zip(wanted, fetch(store, items, ahead_bytes=AHEAD_BYTES), strict=True):
             if isinstance(data, StoreError):
                 raise data
             yield (task, batch), read_batch(self._files[task], data)

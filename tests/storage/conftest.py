@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import uuid
@@ -14,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # servers.py, fault_proxy.py
 
 from fault_proxy import FaultProxy
-from servers import BUCKET, Moto, SeaweedFS, environment
+from servers import BUCKET, Moto, SeaweedFS, set_environment
 
 from shardprep.storage.inflight import InFlight
 from shardprep.storage.store import Store, open_store
@@ -85,10 +84,3 @@ def no_thread_left() -> Iterator[None]:
         if t not in before and not t.name.startswith(("shardprep-fetch", "fsspecIO", "asyncio"))
     ]
     assert left == []
-
-
-def set_environment(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in environment(endpoint).items():
-        monkeypatch.setenv(name, value)

@@ -7,9 +7,8 @@ import os
 from typing import Any
 
 import pytest
-from conftest import set_environment
 from fault_proxy import FaultProxy
-from servers import BUCKET
+from servers import BUCKET, set_environment
 
 from shardprep.errors import Changed, Denied, Exists, Full, NotFound, StoreError, Unavailable
 from shardprep.storage.explain import explained

@@ -12,11 +12,10 @@ from typing import Any
 
 import botocore.session
 import pytest
-from conftest import set_environment
 from fault_proxy import FaultProxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, Moto, SeaweedFS
+from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, Moto, SeaweedFS, set_environment
 
 from shardprep.errors import Changed, ConfigError, Denied, Exists, NotFound, StoreError, Unavailable
 from shardprep.storage import obstore_client, s3_listing
@@ -245,7 +244,8 @@ def test_a_large_object_has_more_time_than_a_small_one(
         store.get("large", size_bytes=1000)
 
 
-def test_a_store_that_is_down_stops_the_fetch(s3_faults: FaultProxy, s3_root: str):
+def test_a_store_that_is_down_stops_the_fetch(s3_faults: FaultProxy, s3_root: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(obstore_client._TIMEOUTS, "small", {"connect_timeout": "5s", "timeout": "5s"})
     store = ObjectStore(s3_root, policy=RetryPolicy(attempts=1), limit=InFlight())
     put_many(store, 100)
     listed = items_of(store)
