@@ -97,6 +97,8 @@ class DaskEngine:
             "distributed.comm.timeouts.connect": "30s",
             "distributed.worker.daemon": True,
             "distributed.admin.tick.limit": "1h",
+            # So long after a death Dask looks once more, and gives a worker up for ever that is just starting again.
+            "distributed.deploy.lost-worker-timeout": "100d",
             "temporary-directory": tempfile.gettempdir(),
         }
         # Dask's own log lines are tracebacks: what a person needs to know is said by us, with the object's name.
@@ -119,16 +121,22 @@ class DaskEngine:
         limit: Any = "auto"
         if settings.memory_limit is not None:
             limit = parse_bytes(settings.memory_limit)
-        self._cluster = self._distributed.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=limit,
-            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},  # never a fixed port
-            silence_logs=SILENT,
-            protocol="tcp",
-            host="127.0.0.1",
-        )
+        try:
+            self._cluster = self._distributed.LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                memory_limit=limit,
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},  # never a fixed port
+                silence_logs=SILENT,
+                protocol="tcp",
+                host="127.0.0.1",
+            )
+        except RuntimeError as error:
+            raise WorkerError(
+                'the worker processes do not start. A script that calls shardprep.build needs `if __name__ == "__main__":` '
+                f"around it; a --memory-limit may be too small, or the machine be full ({error})"
+            ) from error
         self._client = self._distributed.Client(self._cluster, set_as_default=False)
         self.workers = workers
 

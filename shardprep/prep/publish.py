@@ -32,7 +32,13 @@ class Output:
     @classmethod
     def open(cls, uri: str, settings: Settings) -> Output:
         """Look at the output. Raises ManifestError where a manifest stands that cannot be read."""
-        store = open_store(uri, options=dict(settings.storage_options), kind=settings.store)
+        store = open_store(
+            uri,
+            options=dict(settings.storage_options),
+            kind=settings.store,
+            unsafe_publish=settings.unsafe_publish,
+        )
+        store.check_publishable(replacing=False)
         try:
             _, etag = store.head(MANIFEST)
             data = store.get(MANIFEST)
@@ -50,6 +56,8 @@ class Output:
 
     def refuse_conflict(self, plan: str, settings: Settings) -> None:
         """Raise ManifestConflict if another data set stands here and is not to be replaced."""
+        if self.existing is not None and self.existing.plan != plan and settings.overwrite:
+            self.store.check_publishable(replacing=True)
         if self.existing is not None and self.existing.plan != plan and not settings.overwrite:
             raise ManifestConflict(
                 f"{self.uri} already holds another data set (plan {self.existing.plan}, fingerprint "

@@ -35,7 +35,14 @@ from shardprep.storage.fetch import Item, fetch
 ENCODE_DOCUMENTS = 512  # documents tokenized at once; building-blocks: 200 to 1,000 are even
 ENCODE_CHARS = 4_000_000
 HEAD_BYTES = 65_536
-STORAGE_REASONS = (Reason.OBJECT_CHANGED, Reason.MISSING_OBJECT, Reason.ACCESS_DENIED, Reason.UNREADABLE_OBJECT)
+# A byte range that is set aside for one of these takes its whole object with it: what it held is not known.
+LOST_REASONS = (
+    Reason.OBJECT_CHANGED,
+    Reason.MISSING_OBJECT,
+    Reason.ACCESS_DENIED,
+    Reason.UNREADABLE_OBJECT,
+    Reason.WORKER_DIED,
+)
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ class _Collector:
             self._objects["bytes"] += ref.size_bytes
         if self._call.task.byte_range is not None:
             self._line_feeds += parsed.lines
-            self._objects["lost"] = int(any(r.reason in STORAGE_REASONS and r.line is None for r in parsed.rejects))
+            self._objects["lost"] = int(any(r.reason in LOST_REASONS and r.line is None for r in parsed.rejects))
         self._found += parsed.found
         for reject in parsed.rejects:
             self._reject(ref, reject)

@@ -102,6 +102,16 @@ class FsspecStore:
         del durable  # what the store has acknowledged is there
         return self._write(key, data, lambda: self._pipe(key, data, "overwrite"))
 
+    def check_publishable(self, *, replacing: bool) -> None:
+        """Raise StoreError where `put_new` (or, replacing, `put_if_match`) is going to be refused, before work is done."""
+        if not self._unsafe_publish and (replacing or self._scheme not in EXCLUSIVE):
+            what = "replace a manifest only if it is unchanged" if replacing else "create exclusively"
+            raise StoreError(
+                f"{self._scheme}:// cannot {what}, so two jobs could both publish at {self.uri}. Choose another output, or "
+                "give --unsafe-publish if no other job writes there.",
+                uri=self.uri,
+            )
+
     def put_new(self, key: str, data: bytes) -> PutResult:
         """Write a file only where there is none; StoreError if the file system cannot create exclusively."""
         if self._scheme in EXCLUSIVE:

@@ -113,6 +113,9 @@ class LocalStore:
         """Write a whole file by rename; folders are made as needed. Raises Full where there is no space."""
         return self._put(key, data, os.replace, durable=durable)
 
+    def check_publishable(self, *, replacing: bool) -> None:
+        """Do nothing: exclusive creation and conditional replacement are there."""
+
     def put_new(self, key: str, data: bytes) -> PutResult:
         """Write a file only where there is none, by a hard link: exactly one of many racing calls wins.
 

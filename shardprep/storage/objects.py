@@ -111,6 +111,9 @@ class ObjectStore:
         full = self._prefix + key
         return self._put(full, data, lambda: self._client(full).put(full, data))
 
+    def check_publishable(self, *, replacing: bool) -> None:
+        """Do nothing: exclusive creation and conditional replacement are there."""
+
     def put_new(self, key: str, data: bytes) -> PutResult:
         """Write an object only where there is none (If-None-Match); else raise Exists."""
         full = self._prefix + key

@@ -74,6 +74,10 @@ class Store(Protocol):
         """
         ...
 
+    def check_publishable(self, *, replacing: bool) -> None:
+        """Raise StoreError where `put_new` (or, replacing, `put_if_match`) cannot be had here."""
+        ...
+
     def put_new(self, key: str, data: bytes) -> PutResult:
         """Write an object only where there is none; raise Exists otherwise. Exactly one of many racing calls wins."""
         ...
@@ -123,12 +127,15 @@ def local_path_of(uri: str) -> str | None:
     return None if _SCHEME.match(uri) else uri
 
 
-def open_store(uri: str, *, options: Mapping[str, str] = NO_OPTIONS, kind: str = "auto") -> Store:
+def open_store(
+    uri: str, *, options: Mapping[str, str] = NO_OPTIONS, kind: str = "auto", unsafe_publish: bool = False
+) -> Store:
     """Return the store whose root is this URI: a bucket, a prefix in it, or a local folder.
 
     kind is "auto" (local paths directly, obstore for S3, GCS and Azure, fsspec for the rest) or "fsspec" (fsspec for
     all but local paths). Nothing is asked of the store yet. Raises ConfigError for an unknown kind or scheme, for
     options that do not exist there, and for secrets among the options: workers find credentials by themselves.
+    unsafe_publish allows a store without exclusive creation to publish all the same.
     """
     if kind not in ("auto", "fsspec"):
         raise ConfigError(f'the kind of a store is "auto" or "fsspec", got "{kind}"')
@@ -148,4 +155,4 @@ def open_store(uri: str, *, options: Mapping[str, str] = NO_OPTIONS, kind: str =
         return ObjectStore(uri, options, use_s3fs=kind == "fsspec")
     from shardprep.storage.fsspec_store import FsspecStore
 
-    return FsspecStore(uri, options)
+    return FsspecStore(uri, options, unsafe_publish=unsafe_publish)

@@ -53,9 +53,8 @@ def test_unknown_or_contradicting_end_tokens_are_wrong_calls(tmp_path):
 def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path):
     file = json.loads(BYTE.read_text())
     file["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
-    file["padding"] = {
-        "strategy": {"Fixed": 16}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 257, "pad_type_id": 0, "pad_token": "<pad>",
-    }  # fmt: skip
+    file["padding"] = {"strategy": {"Fixed": 16}, "direction": "Right", "pad_to_multiple_of": None}
+    file["padding"] |= {"pad_id": 257, "pad_type_id": 0, "pad_token": "<pad>"}
     path = tmp_path / "cutting.json"
     path.write_text(json.dumps(file))
     dataset = build(SOURCE, tmp_path / "out", "--tokenizer", path)

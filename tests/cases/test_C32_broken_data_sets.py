@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.cases.command import build, refused, run
+from tests.cases.command import build, run
 from tests.cases.inputs import BYTE, docs_1000, line, write
 from tests.invariants import Dataset, assert_for_a_person, assert_sound, content
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases.command import environment
+from shardprep.prep import engine
+from tests.cases.command import build, environment
 from tests.cases.inputs import line, poisoned, write
 from tests.invariants import assert_for_a_person, assert_not_published, assert_places, assert_sound, content
 
@@ -40,10 +41,12 @@ def test_tolerant_loses_that_document_and_no_other(tmp_path):
     assert_places(dataset, {"docs.jsonl": [38]})
 
 
-def test_killers_in_every_container_and_two_in_one(tmp_path):
+# The long search goes on past the 15 s after which Dask gives up workers, unless it is told not to.
+@pytest.mark.parametrize("killers", [(1500, 4000), pytest.param((2, 1500, 1502, 4000), marks=pytest.mark.slow)])
+def test_killers_in_every_container_and_two_in_one(tmp_path, killers):
     source = tmp_path / "in"
     good = [line(f"l{i}", "x" * 1000) for i in range(4000)]
-    for number in (2, 1500, 1502, 4000):  # in three byte ranges of one file
+    for number in killers:  # in different byte ranges of one file
         good[number - 1] = line(f"p{number}", "POISON")
     write(source / "large.jsonl", *good)
     items = [{"id": f"a{i}", "text": "POISON" if i in (3, 4) else "fine"} for i in range(6)]
@@ -57,11 +60,11 @@ def test_killers_in_every_container_and_two_in_one(tmp_path):
     assert ran.returncode == 0, ran.stderr
     dataset = assert_sound(tmp_path / "out")
     expected = {
-        "large.jsonl": [2, 1500, 1502, 4000], "array.json": [15, 19], "single.json": [1], "packed.gz": [2], "bad.jsonl": [2, 3],
+        "large.jsonl": killers, "array.json": [14, 18], "single.json": [1], "packed.gz": [2], "bad.jsonl": [2, 3],
     }  # fmt: skip
     assert_places(dataset, expected)
-    assert dataset.reasons == {"worker_died": 9, "invalid_json": 1}
-    assert dataset.ledger["written"] == 3996 + 4 + 1 + 20 + 2
+    assert dataset.reasons == {"worker_died": len(killers) + 5, "invalid_json": 1}
+    assert dataset.ledger["written"] == 4000 - len(killers) + 4 + 1 + 20 + 2
 
 
 @pytest.mark.slow
@@ -70,9 +73,41 @@ def test_the_search_ends_in_the_same_bytes_whoever_works(tmp_path):
     write(tmp_path / "in/docs.jsonl", *lines)
     for workers in (1, 3):
         assert poison_build(tmp_path / "in", tmp_path / f"out{workers}", workers=workers).returncode == 0
-    assert content(tmp_path / "out1") == content(tmp_path / "out3")
+    assert without_pickle(tmp_path / "out1") == without_pickle(tmp_path / "out3")
 
 
+def without_pickle(root):
+    """Return the contents but for the pickled tokenizer: pickles of a class are not the same twice."""
+    return {name: digest for name, digest in content(root).items() if not name.endswith(".pickle")}
+
+
+class DiesReading(engine.SerialEngine):
+    """An engine on which every scan dies that reads the bytes from 1,500,000 on, however few of its records are wanted."""
+
+    def alone(self, function, argument):
+        task, skip = argument.task, argument.skip
+        inside = task.byte_range is not None and task.byte_range[0] <= 1_500_000 < task.byte_range[1]
+        if inside and skip.get(task.objects[0].name, frozenset()) is not None:
+            return engine.WorkerDied("it died")
+        return function(argument)
+
+    def run(self, function, count, task):
+        for index in range(count):
+            call = task(index)
+            yield index, self.alone(function, call) if hasattr(call, "skip") else function(call)
+
+
+def test_a_byte_range_that_kills_its_reader_takes_the_whole_object_along(tmp_path, monkeypatch):
+    monkeypatch.setattr("shardprep.prep.build.SerialEngine", DiesReading)
+    write(tmp_path / "in/large.jsonl", *[(i, "x" * 1000) for i in range(3000)])
+    write(tmp_path / "in/good.jsonl", ("a", "one"))
+    dataset = build(tmp_path / "in", tmp_path / "out")
+    assert dataset.ids == {"a"}
+    assert_places(dataset, {"large.jsonl": [None]})
+    assert dataset.ledger["found"] == 2
+
+
+@pytest.mark.slow
 def test_too_many_killers_are_a_machine_and_end_the_job(tmp_path):
     write(tmp_path / "in/docs.jsonl", *[(i, "POISON") for i in range(30)], (30, "good"))
     ran = poison_build(tmp_path / "in", tmp_path / "out")
