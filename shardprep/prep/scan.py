@@ -30,7 +30,7 @@ from shardprep.prep.job import Job, Worker, worker_of
 from shardprep.prep.references import storage_reason, texts_of
 from shardprep.prep.rejects import reject_line
 from shardprep.prep.stage import DOCUMENT, PIECE, Staged, load_staged, name_of, stage_rows
-from shardprep.storage.fetch import Item, fetch
+from shardprep.storage.fetch import Item, check_reachable, fetch
 
 ENCODE_DOCUMENTS = 512  # documents tokenized at once; building-blocks: 200 to 1,000 are even
 ENCODE_CHARS = 4_000_000
@@ -76,7 +76,12 @@ def scan(call: ScanCall) -> ScanReport:
 
 
 def _trusted(staged: Staged, job: Job) -> bool:
-    """Say whether rows of an earlier run may be used: a fast backend that is not to be used now may have been wrong."""
+    """Say whether what an earlier run staged may be used.
+
+    Not if an object could not be read then: it may be now. And not if it came from a fast backend that is not to be used.
+    """
+    if any(reason in staged.report.set_aside for reason in LOST_REASONS if reason != Reason.WORKER_DIED):
+        return False
     return not staged.backend.startswith("fast") or job.backend != "reference"
 
 
@@ -140,7 +145,7 @@ def _parsed_range(call: ScanCall, worker: Worker, parser: DocumentParser) -> Par
         data, first = _whole_lines(source, start, stop, ref.size_bytes)
     except StoreError as error:
         if isinstance(error, Unavailable):
-            raise
+            check_reachable(store, error, 0)
         return _whole_reject(storage_reason(error), error.message)
     return parser.parse_lines(ref.name, data, first)
 

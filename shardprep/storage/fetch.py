@@ -77,7 +77,7 @@ def fetch(
         if isinstance(value, (Unavailable, Denied)):
             out_of_reach += 1
             if out_of_reach % OUTAGE_RUN == 0:
-                _check_reachable(store, value, read)
+                check_reachable(store, value, read)
         else:
             out_of_reach = 0
             read += 1
@@ -85,7 +85,7 @@ def fetch(
         last = value
     if out_of_reach and not read:
         assert isinstance(last, (Unavailable, Denied))
-        _check_reachable(store, last, read)
+        check_reachable(store, last, read)
 
 
 def fetch_one(store: Store, item: Wanted) -> bytes | StoreError:
@@ -114,7 +114,11 @@ def _fetch_ahead(
         run.stop()
 
 
-def _check_reachable(store: Store, error: Unavailable | Denied, read: int) -> None:
+def check_reachable(store: Store, error: Unavailable | Denied, read: int) -> None:
+    """Raise `error`, or Unavailable, unless it is the objects' own fault: `read` of others came through.
+
+    Denied is the credentials' fault where nothing could be read; for Unavailable the store is asked for a listing.
+    """
     if isinstance(error, Denied):
         if not read:  # not one object may be read: that is the credentials, and no reason to set all aside
             raise error

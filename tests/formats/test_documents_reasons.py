@@ -22,7 +22,7 @@ GOOD = {"id": "a", "text": "hello", "g": "group"}
 # What the rest of the job says, not the parser: it has its tests where it happens.
 ELSEWHERE = {
     Reason.MISSING_OBJECT, Reason.UNUSABLE_KEY, Reason.OBJECT_CHANGED, Reason.ACCESS_DENIED, Reason.UNREADABLE_OBJECT,
-    Reason.WORKER_DIED, Reason.TOO_LONG, Reason.DUPLICATE_ID, Reason.DUPLICATE_TEXT,
+    Reason.WORKER_DIED, Reason.TOO_LONG, Reason.NOT_TOKENIZABLE, Reason.DUPLICATE_ID, Reason.DUPLICATE_TEXT,
 }  # fmt: skip
 
 
