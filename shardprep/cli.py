@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tomllib
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,6 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: `shardprep inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001  the trace is for us; the last line is for the person who runs it
+        traceback.print_exc()
+        message = f"an error that shardprep does not know ({type(error).__name__}: {error}); please report it with the lines above"
+        print(f"shardprep: {message}. Nothing was published; the same command continues", file=sys.stderr)
+        if chosen.json:
+            _print_json({"error": type(error).__name__, "message": message})
         return 1
 
 

@@ -85,8 +85,8 @@ def ledger_of(listed: Listed, reports: Sequence[ScanReport], late: Late, infos: 
         set_aside=dict(sorted(set_aside.items())),
         rows=sum(info.rows for info in infos),
         tokens=sum(info.tokens for info in infos),
-        tokens_cut=sum(report.tokens_cut for report in reports),
-        documents_cut=sum(report.documents_cut for report in reports),
+        tokens_cut=sum(report.tokens_cut for report in reports) - sum(late.cuts),
+        documents_cut=sum(report.documents_cut for report in reports) - len(late.cuts),
         objects=objects,
     )
 

@@ -23,18 +23,22 @@ HASHES = np.dtype(
         ("document", "<i4"),
         ("line", "<i4"),
         ("split", "<i4"),
+        ("cut", "<i4"),
     ]
 )
 INDEX_BYTES = 257 * 4
+Place = tuple[
+    int, int, int, int
+]  # of a document: object number, byte offset, line, tokens cut off by --overflow truncate
 
 
-def hash_table(hashes: Sequence[bytes], places: Sequence[tuple[int, int, int]], splits: NDArray[np.int8]) -> bytes:
-    """Return the staged table of documents with these hashes, places (object, offset, line) and splits (documents,)."""
+def hash_table(hashes: Sequence[bytes], places: Sequence[Place], splits: NDArray[np.int8]) -> bytes:
+    """Return the staged table of documents with these hashes, places and splits (documents,)."""
     table = np.zeros(len(hashes), dtype=HASHES)
     raw = np.frombuffer(b"".join(hashes), dtype=">u8").reshape(-1, 2)
     table["hi"], table["lo"] = raw[:, 0], raw[:, 1]
-    place = np.array(places, dtype=np.int64).reshape(-1, 3)
-    table["number"], table["offset"], table["line"] = place[:, 0], place[:, 1], place[:, 2]
+    place = np.array(places, dtype=np.int64).reshape(-1, 4)
+    table["number"], table["offset"], table["line"], table["cut"] = place.T
     table["document"] = np.arange(len(hashes))
     table["split"] = splits
     table = table[np.lexsort((table["lo"], table["hi"]))]

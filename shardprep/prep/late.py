@@ -39,11 +39,13 @@ class Late:
     histograms  task -> histogram (one per split) of the rows left out
     set_aside   reason -> documents
     facts       what repeats, for the manifest
+    cuts        tokens that were cut off each document that is left out
     """
 
     histograms: dict[int, tuple[LengthHistogram, ...]] = field(default_factory=dict)
     set_aside: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    cuts: tuple[int, ...] = ()
 
     def digest(self) -> bytes:
         """Return bytes that tell these drops from others."""
@@ -192,13 +194,14 @@ def _drop_all(
             tuple(ids[first_task, first] for _, (_, first_task, first) in documents),
         )
 
-    histograms, set_aside = {}, dict[str, int]()
+    histograms, set_aside, cuts = {}, dict[str, int](), list[int]()
     for _, result in engine.run(drop, len(tasks), call):
         dropped: Dropped = _alive(result)
         histograms[dropped.task] = dropped.histograms
+        cuts += dropped.cuts
         for reason, count in dropped.set_aside.items():
             set_aside[reason] = set_aside.get(reason, 0) + count
-    return Late(dict(sorted(histograms.items())), dict(sorted(set_aside.items())), facts)
+    return Late(dict(sorted(histograms.items())), dict(sorted(set_aside.items())), facts, tuple(cuts))
 
 
 def staged_digest(staged: Iterable[bytes], late: Late) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardprep.core.plan import LengthHistogram, ScanTask, histogram_of
 from shardprep.formats.documents import Reason
-from shardprep.prep.hashes import HASHES, read_hashes
+from shardprep.prep.hashes import HASHES, Place, read_hashes
 from shardprep.prep.job import Job, Worker, worker_of
 from shardprep.prep.stage import DOCUMENT, Staged, name_of, read_batch, staged_of
 
@@ -129,11 +129,15 @@ class DropCall:
 
 @dataclass(frozen=True)
 class Dropped:
-    """What dropping did: histograms (one per split) of the rows left out, and documents by reason."""
+    """What dropping did: histograms (one per split) of the rows left out, and documents by reason.
+
+    cuts    tokens that --overflow truncate had cut off each document left out, where it had
+    """
 
     task: int
     histograms: tuple[LengthHistogram, ...]
     set_aside: dict[str, int]
+    cuts: tuple[int, ...]
 
 
 def drop(call: DropCall) -> Dropped:
@@ -152,7 +156,7 @@ def drop(call: DropCall) -> Dropped:
     lines = []
     counts: dict[str, int] = {}
     for document, reason, first in zip(call.documents.tolist(), call.reasons, call.first_ids, strict=True):
-        number, offset, line = places[document]
+        number, offset, line, _ = places[document]
         what = "text" if reason == Reason.DUPLICATE_TEXT else "id"
         value = {
             "key": names[number],
@@ -164,7 +168,7 @@ def drop(call: DropCall) -> Dropped:
         lines.append(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
         counts[reason] = counts.get(reason, 0) + 1
     worker.staging.put(name + ".late.jsonl", b"".join(lines))
-    return Dropped(call.task.index, tuple(gone), counts)
+    return Dropped(call.task.index, tuple(gone), counts, tuple(cut for *_, cut in places.values() if cut))
 
 
 def _owners(worker: Worker, staged: Staged, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -183,10 +187,10 @@ def _batches(worker: Worker, staged: Staged, split: int | None) -> Iterator[pa.R
             yield read_batch(staged, worker.staging.get_range(name, start, stop))
 
 
-def _places(worker: Worker, call: DropCall) -> dict[int, tuple[int, int, int]]:
+def _places(worker: Worker, call: DropCall) -> dict[int, Place]:
     table = read_hashes(worker.staging, f"{name_of(call.task.index)}.{call.job.settings.hashed[0]}", 0, 256)
     wanted = table[np.isin(table["document"], call.documents)]
-    return {int(r["document"]): (int(r["number"]), int(r["offset"]), int(r["line"])) for r in wanted}
+    return {int(r["document"]): (int(r["number"]), int(r["offset"]), int(r["line"]), int(r["cut"])) for r in wanted}
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from shardprep.errors import (
 from shardprep.formats.columns import columns_to_arrow, merge_types
 from shardprep.formats.documents import Document, DocumentParser, Parsed, Reason, Reject, is_lines
 from shardprep.formats.reasons import Refused
-from shardprep.prep.hashes import hash_table
+from shardprep.prep.hashes import Place, hash_table
 from shardprep.prep.job import Job, Worker, worker_of
 from shardprep.prep.references import storage_reason, texts_of
 from shardprep.prep.rejects import reject_line
 from shardprep.prep.stage import DOCUMENT, PIECE, Staged, load_staged, name_of, stage_rows
-from shardprep.storage.fetch import Item, check_reachable, fetch
+from shardprep.storage.fetch import Item, check_reachable, fetch, is_of_credentials
 
 ENCODE_DOCUMENTS = 512  # documents tokenized at once; building-blocks: 200 to 1,000 are even
 ENCODE_CHARS = 4_000_000
@@ -144,6 +144,8 @@ def _parsed_range(call: ScanCall, worker: Worker, parser: DocumentParser) -> Par
             return parser.parse_object(ref.name, source.read(0, ref.size_bytes))
         data, first = _whole_lines(source, start, stop, ref.size_bytes)
     except StoreError as error:
+        if is_of_credentials(error):
+            raise
         if isinstance(error, Unavailable):
             check_reachable(store, error, 0)
         return _whole_reject(storage_reason(error), error.message)
@@ -215,7 +217,7 @@ class _Collector:
         self._ids: list[str] = []
         self._groups: list[str] = []
         self._columns: list[tuple[object, ...]] = []
-        self._places: list[tuple[int, int, int]] = []  # (object number, byte offset, line) of each document
+        self._places: list[Place] = []  # of each document
         self._hashes: list[bytes] = []
         self._rejects: list[bytes] = []
         self._refs: list[ObjectRef] = []  # object of each waiting document
@@ -309,7 +311,7 @@ class _Collector:
         kept = np.ones(len(documents), dtype=bool)
         lengths = np.diff(offsets)
         owners = np.arange(len(documents), dtype=np.int64)
-        pieces = np.zeros(len(documents), dtype=np.int64)
+        pieces, cut = np.zeros(len(documents), dtype=np.int64), np.zeros(len(documents), dtype=np.int64)
         longest = self._job.settings.max_length
         if longest is not None and (lengths > longest).any():
             mode = self._job.settings.overflow
@@ -325,12 +327,13 @@ class _Collector:
                     document, ref = documents[number], refs[number]
                     detail = f"{lengths[number]} tokens, more than --max-length {longest}"
                     self._reject(ref, Reject(document.line, document.offset, Reason.TOO_LONG, detail, b""))
-        self._keep(documents, refs, kept, ids, offsets, owners, pieces)
+        places = zip(refs, documents, cut.tolist(), kept.tolist(), strict=True)
+        self._places += [(ref.number, d.offset, d.line, lost) for ref, d, lost, keep in places if keep]
+        self._keep(documents, kept, ids, offsets, owners, pieces)
 
     def _keep(
         self,
         documents: list[Document],
-        refs: list[ObjectRef],
         kept: NDArray[np.bool_],
         ids: NDArray[np.int32],
         offsets: NDArray[np.int64],
@@ -343,7 +346,6 @@ class _Collector:
             ids, lengths, pieces = ids[rows], lengths[kept[owners]], pieces[kept[owners]]
             owners = (np.cumsum(kept) - 1)[owners[kept[owners]]]
             documents = [d for d, k in zip(documents, kept, strict=True) if k]
-            refs = [ref for ref, k in zip(refs, kept, strict=True) if k]
         self._flat.append(ids)
         self._lengths.append(lengths)
         self._owners.append(owners + self._documents)
@@ -351,7 +353,6 @@ class _Collector:
         self._documents += len(documents)
         self._ids += [document.id for document in documents]
         self._columns += [document.columns for document in documents]
-        self._places += [(ref.number, d.offset, d.line) for ref, d in zip(refs, documents, strict=True)]
         if self._job.settings.split_by is not None:
             self._groups += [document.group or "" for document in documents]
         if "texts" in self._job.settings.hashed:

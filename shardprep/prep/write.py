@@ -12,12 +12,12 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shardprep.core.block import TokenBlock
+from shardprep.core.block import TokenBlock, offsets_of
 from shardprep.core.buckets import LengthBuckets
 from shardprep.core.manifest import ShardInfo
 from shardprep.core.plan import ShardRanges
 from shardprep.core.row_groups import TOKEN_BYTES, row_groups
-from shardprep.errors import NotFound, StoreError
+from shardprep.errors import BlockError, NotFound, StoreError
 from shardprep.formats.parquet import ShardWriter
 from shardprep.prep.job import Job, Worker, worker_of
 from shardprep.prep.stage import Staged, name_of, read_batch, staged_of
@@ -127,10 +127,11 @@ class Gather:
         self._worker = worker
         self._call = call
         self._schema = schema
+        self._lengths = call.ranges.lengths
         self._files: dict[int, Staged] = {}
         self._maps: dict[int, pa.Buffer] = {}
         self._kept: dict[int, NDArray[np.int64]] = {}
-        self._batches: dict[tuple[int, int], pa.RecordBatch] = {}
+        self._batches: dict[tuple[int, int], _Rows] = {}
         table = self._pieces()  # (task, batch, first row in the batch, rows) in the order of the shard's rows
         self._table = table.tolist()
         self._starts = np.concatenate([[0], np.cumsum(table[:, 3])]).astype(np.int64)
@@ -215,24 +216,42 @@ class Gather:
 
     def rows(self, start: int, stop: int) -> TokenBlock:
         """Return rows start to stop of the shard, with the columns of the schema; to be called in order."""
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
-        slices = []
+        lengths = self._lengths[start:stop]
+        place = int(np.searchsorted(self._starts, start, side="right")) - 1
+        bases: dict[tuple[int, int], int] = {}  # where a batch begins among the rows of all batches in use here
+        columns, ids, first, count, total = [], [], [], [], 0
         while start < stop:
-            task, batch, row, count = self._table[first]
-            skip = start - int(self._starts[first])
-            take = min(stop - start, count - skip)
-            slices.append(self._batch(task, batch).slice(row + skip, take))
+            task, batch, row, rows = self._table[place]
+            skip = start - int(self._starts[place])
+            take = min(stop - start, rows - skip)
+            found = self._batch(task, batch)
+            if (task, batch) not in bases:
+                bases[task, batch] = total
+                columns.append(found.columns)
+                total += found.columns.num_rows
+            ids.append(found.ids[found.offsets[row + skip] : found.offsets[row + skip + take]])
+            first.append(bases[task, batch] + row + skip)
+            count.append(take)
             start += take
-            if skip + take == count:
+            if skip + take == rows:
                 self._release(task, batch)
-                first += 1
-        table = pa.Table.from_batches(slices).combine_chunks()
-        return TokenBlock.from_batch(table.to_batches()[0])
+                place += 1
+        spans = np.array(count, dtype=np.int64)
+        rows_of_all = np.repeat(np.array(first, dtype=np.int64) - np.cumsum(spans) + spans, spans) + np.arange(
+            spans.sum()
+        )
+        taken = pa.Table.from_batches(columns).combine_chunks().take(pa.array(rows_of_all)).combine_chunks()
+        flat = np.concatenate(ids)
+        if len(flat) != lengths.sum():
+            raise BlockError(
+                f"{self._call.name}: the staged rows have other lengths than the plan; run the command again"
+            )
+        return TokenBlock(flat, offsets_of(lengths), taken.to_batches()[0])
 
-    def _batch(self, task: int, batch: int) -> pa.RecordBatch:
+    def _batch(self, task: int, batch: int) -> _Rows:
         while (task, batch) not in self._batches:
             place, data = next(self._coming)
-            self._batches[place] = _cast(data, self._schema)
+            self._batches[place] = _rows_of(data, self._schema)
         return self._batches[task, batch]
 
     def _release(self, task: int, batch: int) -> None:
@@ -241,9 +260,19 @@ class Gather:
             del self._batches[task, batch]
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One staged batch: flat ids, offsets as Python numbers (slicing by them is three times faster), other columns."""
+
+    ids: NDArray[np.int32]
+    offsets: list[int]
+    columns: pa.RecordBatch
+
+
+def _rows_of(batch: pa.RecordBatch, schema: pa.Schema) -> _Rows:
     """Return a staged batch with the types of the whole data set, without what is only staged."""
-    target = pa.schema([schema.field(name) for name in batch.schema.names if name in schema.names])
-    columns = [batch.column(field.name) for field in target]
+    block = TokenBlock.from_batch(batch)
+    target = pa.schema([schema.field(name) for name in block.columns.schema.names if name in schema.names])
+    columns = [block.columns.column(field.name) for field in target]
     cast = [column if column.type == f.type else column.cast(f.type) for column, f in zip(columns, target, strict=True)]
-    return pa.RecordBatch.from_arrays(cast, schema=target)
+    return _Rows(block.ids, block.offsets.tolist(), pa.RecordBatch.from_arrays(cast, schema=target))

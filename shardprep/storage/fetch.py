@@ -27,6 +27,22 @@ from shardprep.storage.store import Store
 AHEAD_BYTES = 64 << 20
 OBJECT_BYTES = 512  # what a fetched object costs beside its body: bounds the number of tiny ones
 PROBE_PREFIX = "_shardprep_probe_"  # a listing of one page at most, whatever the bucket holds
+CREDENTIAL_CODES = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "TokenRefreshRequired",
+        "InvalidToken",
+        "RequestExpired",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "SignatureDoesNotMatch",
+        "RequestTimeTooSkewed",
+        "UnauthenticatedError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+    }
+)
 OUTAGE_RUN = 20  # so many in a row out of reach make us ask whether the store is there at all
 
 
@@ -75,6 +91,8 @@ def fetch(
     out_of_reach = read = 0
     for item, value in fetched:
         if isinstance(value, (Unavailable, Denied)):
+            if is_of_credentials(value):
+                raise value
             out_of_reach += 1
             if out_of_reach % OUTAGE_RUN == 0:
                 check_reachable(store, value, read)
@@ -85,7 +103,13 @@ def fetch(
         last = value
     if out_of_reach and not read:
         assert isinstance(last, (Unavailable, Denied))
-        check_reachable(store, last, read)
+        if isinstance(last, Unavailable) or out_of_reach > 1:  # a single locked object says nothing of the others
+            check_reachable(store, last, read)
+
+
+def is_of_credentials(error: StoreError) -> bool:
+    """Say whether a request was refused because of who asks, not of what for: then no object is to blame."""
+    return isinstance(error, Denied) and error.fields.get("code") in CREDENTIAL_CODES
 
 
 def fetch_one(store: Store, item: Wanted) -> bytes | StoreError:

@@ -35,7 +35,7 @@ from tests.prep.builds import (
 )
 from tests.servers import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedFS, environment
 
-SMALL, LARGE = documents(400, seed=1), documents(7_000, seed=2)
+SMALL, LARGE = documents(250, seed=1), documents(1_300, seed=2, longest=500)
 SETTINGS: dict[str, Any] = {"split": "train=0.8,validation=0.2", "shards": 3, "dedup": "exact"}
 FLAGS = ("--split", "train=0.8,validation=0.2", "--shards", "3", "--dedup", "exact")
 IMPATIENT = RetryPolicy(attempts=6, base_s=0.01, cap_s=0.2, deadline_s=20.0)
@@ -379,14 +379,35 @@ def test_the_whole_store_is_down(
         assert not puts, "what was staged is not staged again"
 
 
-def test_wrong_credentials_set_nobody_aside(
-    shared_source: str, place: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
+def test_credentials_that_end_in_the_middle_set_nobody_aside(
+    code: str, shared_source: str, right: Manifest, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    before_scan(monkeypatch, lambda: proxy.set_rules([{"kind": "error", "status": 403, "code": "AccessDenied"}]))
-    with pytest.raises(Denied):
-        build_here(shared_source, place, **SETTINGS)
+    """The output is a local disk, which goes on taking files: what could not be read must not be left out for it."""
+    rule = {"kind": "error", "status": 403, "code": code, "method": "GET"}
+    for names in (["d0020"], ["large.jsonl"], ["/d00", ".jsonl"]):
+        proxy.set_rules([{**rule, "match": name} for name in names])
+        with pytest.raises(Denied, match=code) as caught:
+            build_here(shared_source, tmp_path, **SETTINGS)
+        assert caught.value.exit_code == 1
+        assert not (tmp_path / "manifest.json").exists()
     proxy.set_rules([])
-    assert "manifest.json" not in keys(place)
+    assert_same_rows(build_here(shared_source, tmp_path, **SETTINGS), right)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_object_that_may_not_be_read_while_others_may(
+    alone: bool, shared_source: str, place: str, proxy: FaultProxy
+) -> None:
+    """Also where it is the only one of its task, or the only one of the source."""
+    proxy.set_rules([{"kind": "error", "status": 403, "code": "AccessDenied", "method": "GET", "key": "d00011.json"}])
+    if alone:
+        with pytest.raises(SourceError, match=r"none of the 1 documents .*access_denied.*request_payer"):
+            build_here(f"{shared_source}d00011*.json", place)
+    else:
+        manifest = build_here(f"{shared_source}d0001*.json", place)
+        assert manifest.ledger.set_aside == {"access_denied": 1}
+    proxy.set_rules([])
 
 
 def test_requester_pays_reaches_every_call(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardprep.core.block import TokenBlock, offsets_of
 from shardprep.core.buckets import LengthBuckets
-from shardprep.core.plan import ScanReport, histogram_of, plan_shards
+from shardprep.core.plan import ScanReport, ShardRanges, histogram_of, plan_shards
 from shardprep.core.splits import parse_splits
 from shardprep.errors import NotFound
 from shardprep.formats.parquet import shard_schema
@@ -26,7 +26,7 @@ from shardprep.prep.stage import DOCUMENT, Staged, name_of, stage_rows
 from shardprep.prep.write import Gather, WriteCall
 from shardprep.storage.store import Store
 
-SCHEMA = shard_schema(pa.schema([pa.field("score", pa.float64())]), False, {})
+SCHEMA = shard_schema(pa.schema([pa.field("score", pa.float64())]), pieces=False, metadata={})
 Row = tuple[int, int, int, str]  # split, length, document, id
 
 rows_of_a_task = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 12), st.integers(0, 5)), max_size=25)
@@ -86,6 +86,21 @@ def stage(store: Store, task: int, rows: list[Row], batch_bytes: int, *, floats:
     return report
 
 
+def call_of(folder: str, split: int, ranges: ShardRanges, dropped: frozenset[int] = frozenset()) -> WriteCall:
+    return WriteCall(
+        job=job_at(folder),
+        split=split,
+        name="x",
+        ranges=ranges,
+        buckets=LengthBuckets((16,), 8),
+        schema=b"",
+        staged="",
+        dropped=dropped,
+        known=False,
+        row_bytes=0,
+    )
+
+
 def told(block: TokenBlock) -> list[tuple[str, list[int], float]]:
     ids, scores = block.columns.column("id").to_pylist(), block.columns.column("score").to_pylist()
     assert block.columns.schema.names == ["id", "score"]
@@ -132,9 +147,7 @@ def test_gather_gives_every_kept_row_once(
         seen: list[tuple[str, list[int], float]] = []
         for k in range(split_plan.shards):
             ranges = split_plan.shard(k)
-            call = WriteCall(
-                job_at(folder), split, "x", ranges, LengthBuckets((16,), 8), b"", "", frozenset(drops), False, 0
-            )
+            call = call_of(folder, split, ranges, frozenset(drops))
             gather = Gather(worker, call, SCHEMA)
             rows_here = [
                 row
@@ -165,6 +178,6 @@ def test_staged_rows_that_are_gone(where: str, gone: str, tmp_path: Path) -> Non
     report = stage(worker.staging, 0, [(0, 3, 0, "a")], 100, floats=True)
     ranges = plan_shards([report], split_names=("train", "validation"), shards=1).splits[0].shard(0)
     worker.staging.delete([name_of(0) + gone])
-    call = WriteCall(job_at(folder), 0, "x", ranges, LengthBuckets((16,), 8), b"", "", frozenset(), False, 0)
+    call = call_of(folder, 0, ranges)
     with pytest.raises(NotFound):
         Gather(worker, call, SCHEMA).rows(0, 1)

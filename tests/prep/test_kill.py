@@ -24,6 +24,7 @@ SLOW_BUILD = Path(__file__).with_name("slow_build.py")
 DOCUMENTS = documents(2_000, seed=5, longest=40)
 SETTINGS: dict[str, Any] = {"id_field": "id", "shards": 6, "split": "train=0.9,validation=0.1"}
 END_S = 120.0
+SLOW: dict[bool, list[Any]] = {True: [pytest.mark.slow], False: []}
 
 
 class Running:
@@ -131,7 +132,8 @@ class Moment:
     later_s: float
 
     def wait(self, build: Running) -> None:
-        count: Callable[[], int] = {"workers": lambda: len(build.workers()), "staged": build.staged, "shards": build.shards}[self.what]  # fmt: skip
+        counts = {"workers": lambda: len(build.workers()), "staged": build.staged, "shards": build.shards}
+        count: Callable[[], int] = counts[self.what]
         deadline = time.monotonic() + END_S
         while count() < self.count and build.process.poll() is None and time.monotonic() < deadline:
             build.children()
@@ -148,7 +150,7 @@ def moment(seed: int) -> Moment:
 
 def quick(numbers: int, most: int) -> list[Any]:
     """Return seeds of which only the first few are part of the quick suite."""
-    return [pytest.param(seed, marks=[pytest.mark.slow] if seed >= numbers else []) for seed in range(most)]
+    return [pytest.param(seed, marks=SLOW[seed >= numbers]) for seed in range(most)]
 
 
 def assert_rerun_is_right(
@@ -192,8 +194,16 @@ def test_the_driver_is_killed(seed: int, source: Path, right: tuple[dict[str, st
     assert_rerun_is_right(tmp_path, source, right, 1, build.encoded(), 2)
 
 
-@pytest.mark.parametrize("seed", quick(1, 5))
-@pytest.mark.parametrize("all_of_them", [False, True], ids=["one", "all"])
+@pytest.mark.parametrize(
+    ("all_of_them", "seed"),
+    [
+        pytest.param(
+            all_of_them, seed, id=f"{'all' if all_of_them else 'one'}-{seed}", marks=SLOW[all_of_them or seed > 0]
+        )
+        for all_of_them in (False, True)
+        for seed in range(5)
+    ],
+)
 def test_workers_are_killed(
     seed: int, all_of_them: bool, source: Path, right: tuple[dict[str, str], int], tmp_path: Path
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,11 @@ import pytest
 from shardprep.cli import main
 from shardprep.errors import SourceError, TooManyBad, TypeConflict
 from tests.prep.builds import (
-    TOKENIZER,
     assert_holds,
     assert_unpublished,
     assert_whole,
     build_here,
     documents,
-    hashes,
     manifest_of,
     rejects_of,
     rows_of,
@@ -33,10 +29,6 @@ from tests.prep.builds import (
 )
 
 SPLIT = "train=0.6,validation=0.4"
-
-
-def place(key: str, line: int | None) -> tuple[str, int | None]:
-    return key, line
 
 
 def test_dedup_keeps_the_first_by_key_and_offset(tmp_path: Path) -> None:
@@ -320,3 +312,12 @@ def test_the_same_documents_in_other_containers_are_the_same_rows(tmp_path: Path
         shapes.append(sorted((row["id"], row["split"]) for row in rows_of(tmp_path / f"out-{name}")))
         assert manifest_of(tmp_path / f"out-{name}").generations[0].splits[0].histogram.rows
     assert shapes[0] == shapes[1] == shapes[2]
+
+
+def test_tokens_cut_are_those_of_the_documents_written(tmp_path: Path) -> None:
+    """A copy that is set aside has lost nothing to --overflow truncate."""
+    values = [{"id": "a", "text": "0123456789"}, {"id": "b", "text": "0123456789"}, {"id": "c", "text": "01234"}]
+    write_files(tmp_path / "in", values)
+    build_here(tmp_path / "in", tmp_path / "out", dedup="exact", max_length=8, overflow="truncate")
+    ledger = assert_whole(tmp_path / "out").ledger
+    assert (ledger.written, ledger.tokens, ledger.tokens_cut, ledger.documents_cut) == (2, 8 + 6, 3, 1)
