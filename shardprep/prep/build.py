@@ -39,7 +39,7 @@ from shardprep.prep.write import WriteCall, side_of, write_shard
 from shardprep.storage.store import Store, local_path_of, open_store
 from shardprep.version import __version__
 
-STAGED_BYTES = 256 << 20  # a writer holds about one batch of every staged file
+STAGED_BYTES = 32 << 20  # a writer holds about one batch of every staged file
 SMALLEST_BATCH, LARGEST_BATCH = 64 << 10, 1 << 20
 
 Page = Callable[[Manifest], str]

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import orjson
@@ -17,12 +18,11 @@ from shardprep.core.buckets import LengthBuckets
 from shardprep.core.manifest import ShardInfo
 from shardprep.core.plan import ShardRanges
 from shardprep.core.row_groups import TOKEN_BYTES, row_groups
-from shardprep.errors import BlockError, NotFound, StoreError
+from shardprep.errors import BlockError, StoreError
 from shardprep.formats.parquet import ShardWriter
 from shardprep.prep.job import Job, Worker, worker_of
 from shardprep.prep.stage import Staged, name_of, read_batch, staged_of
 from shardprep.storage.fetch import Item, fetch
-from shardprep.storage.store import Store
 
 AHEAD_BYTES = 32 << 20
 
@@ -58,7 +58,7 @@ def write_shard(call: WriteCall) -> ShardInfo:
     finished = _finished(worker, call, side) if call.known else None
     if finished is not None:
         return finished
-    sink = pa.BufferOutputStream()
+    sink = _Memory()
     schema = pa.ipc.read_schema(pa.py_buffer(call.schema))
     writer = ShardWriter(sink, schema)
     gather = Gather(worker, call, schema)
@@ -68,7 +68,7 @@ def write_shard(call: WriteCall) -> ShardInfo:
         for block in _fitting(gather.rows(start, stop), limit):
             writer.write(block)
     digest = writer.close()
-    worker.output.put(call.name, memoryview(sink.getvalue()))
+    worker.output.put(call.name, memoryview(sink.data))
     info = ShardInfo(
         name=f"{_plan_of(call.job)}/{call.name}",
         split=call.job.splits.names[call.split],
@@ -82,6 +82,17 @@ def write_shard(call: WriteCall) -> ShardInfo:
     )
     worker.staging.put(side, orjson.dumps({"staged": call.staged, "info": asdict(info)}))
     return info
+
+
+class _Memory:
+    """A file in memory that grows in place; Arrow's own is copied each time it doubles."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Any, /) -> int:
+        self.data += data
+        return len(data)
 
 
 def side_of(name: str) -> str:
@@ -129,7 +140,6 @@ class Gather:
         self._schema = schema
         self._lengths = call.ranges.lengths
         self._files: dict[int, Staged] = {}
-        self._maps: dict[int, pa.Buffer] = {}
         self._kept: dict[int, NDArray[np.int64]] = {}
         self._batches: dict[tuple[int, int], _Rows] = {}
         table = self._pieces()  # (task, batch, first row in the batch, rows) in the order of the shard's rows
@@ -185,13 +195,8 @@ class Gather:
         return self._kept[task]
 
     def _fetched(self, wanted: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+        # Local files too are read, not mapped: mapped pages count as the worker's memory, and Dask ends it for them.
         store = self._worker.staging
-        if store.local_path("") is not None:
-            for task, batch in wanted:
-                staged = self._files[task]
-                start, stop = staged.batches[batch, :2]
-                yield (task, batch), read_batch(staged, self._mapped(store, task).slice(start, stop - start))
-            return
         items = (self._item(task, batch) for task, batch in wanted)
         for (task, batch), (_, data) in zip(wanted, fetch(store, items, ahead_bytes=AHEAD_BYTES), strict=True):
             if isinstance(data, StoreError):
@@ -201,18 +206,6 @@ class Gather:
     def _item(self, task: int, batch: int) -> Item:
         start, stop = (int(x) for x in self._files[task].batches[batch, :2])
         return Item(name_of(task) + ".arrow", self._files[task].size_bytes, "", (start, stop))
-
-    def _mapped(self, store: Store, task: int) -> pa.Buffer:
-        if task not in self._maps:
-            path = store.local_path(name_of(task) + ".arrow")
-            try:
-                with pa.memory_map(path) as file:
-                    self._maps[task] = file.read_buffer()
-            except FileNotFoundError as error:
-                raise NotFound(
-                    f"{path} is gone: another job may have removed it. Run the same command again"
-                ) from error
-        return self._maps[task]
 
     def rows(self, start: int, stop: int) -> TokenBlock:
         """Return rows start to stop of the shard, with the columns of the schema; to be called in order."""
