@@ -94,7 +94,7 @@ sample-twice: $(VENV)/.run
 coverage: $(VENV)/.dev
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run $(PYTEST)
-	$(BIN)/coverage combine --quiet
+	-$(BIN)/coverage combine --quiet  # tests kill processes, whose data may be cut: the reports below decide
 	$(BIN)/coverage report --skip-covered --show-missing --include="shardprep/core/*" --fail-under=100
 	$(BIN)/coverage report --skip-covered --show-missing --omit="shardprep/core/*" --fail-under=90
 
