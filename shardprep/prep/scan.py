@@ -78,8 +78,11 @@ def scan(call: ScanCall) -> ScanReport:
 def _trusted(staged: Staged, job: Job) -> bool:
     """Say whether what an earlier run staged may be used.
 
-    Not if an object could not be read then: it may be now. And not if it came from a fast backend that is not to be used.
+    Not if an object could not be read then: it may be now. Not if documents were set aside and the job is to stop at the
+    first one. And not if it came from a fast backend that is not to be used.
     """
+    if job.settings.on_bad == "fail" and staged.report.set_aside:
+        return False
     if any(reason in staged.report.set_aside for reason in LOST_REASONS if reason != Reason.WORKER_DIED):
         return False
     return not staged.backend.startswith("fast") or job.backend != "reference"
@@ -133,7 +136,7 @@ def _parsed_range(call: ScanCall, worker: Worker, parser: DocumentParser) -> Par
     store = worker.store(call.job.roots[ref.root])
     source = _Ranged(store, ref)
     try:
-        if not _holds_lines(source, ref.size_bytes, stop - start):
+        if not _holds_lines(source, ref.size_bytes, shortest_range(ref.size_bytes, stop - start)):
             if start > 0:
                 return Parsed([], [], 0, 0)
             if ref.size_bytes > call.job.settings.max_object_bytes:
@@ -162,6 +165,15 @@ class _Ranged:
             self.ref.key, start, stop, etag=self.ref.etag, size_bytes=self.ref.size_bytes
         )
         return data
+
+
+def shortest_range(size: int, length: int) -> int:
+    """Return the length of the shortest range of an object, from that of any of them.
+
+    Ranges of one object differ by a byte. What is decided from the head must not depend on which of them asks: one that
+    took it for lines and one that took it whole would write its documents twice.
+    """
+    return size // max(1, round(size / length))
 
 
 def _holds_lines(source: _Ranged, size: int, most: int) -> bool:
