@@ -143,7 +143,7 @@ class DaskEngine:
     def _connect(self, address: str) -> None:
         try:
             self._client = self._distributed.Client(address, timeout=CONNECT_DEADLINE_S, set_as_default=False)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError, TypeError, ImportError) as error:
             raise WorkerError(f"no Dask scheduler answers at {address}: {error}", address=address) from error
         try:
             self._client.wait_for_workers(1, timeout=NO_WORKERS_DEADLINE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardprep.errors import Changed, Denied, NotFound, StoreError
+from shardprep.errors import Changed, ConfigError, Denied, NotFound, StoreError
 from shardprep.formats.documents import Document, DocumentParser
 from shardprep.formats.reasons import Reason, Refused
 from shardprep.prep.job import Worker
@@ -20,11 +20,21 @@ def texts_of(
     by_root: dict[str, list[tuple[int, str]]] = {}
     for place, document in enumerate(documents):
         if document.ref is not None:
-            root, key = split_uri(document.ref)
+            try:
+                root, key = split_uri(document.ref)
+            except ConfigError as error:
+                texts[place] = Refused(Reason.UNUSABLE_KEY, f"source-ref {document.ref}: {error.message}")
+                continue
             by_root.setdefault(root, []).append((place, key))
     for root, wanted in by_root.items():
+        try:
+            store = worker.store(root)
+        except ConfigError as error:  # the document's fault: the call does not name this place
+            for place, _ in wanted:
+                texts[place] = Refused(Reason.UNUSABLE_KEY, f"source-ref {documents[place].ref}: {error.message}")
+            continue
         items = (Item(key, None) for _, key in wanted)
-        for (place, _), (_, data) in zip(wanted, fetch(worker.store(root), items), strict=True):
+        for (place, _), (_, data) in zip(wanted, fetch(store, items), strict=True):
             texts[place] = _text(parser, documents[place].ref or "", data)
     for place, document in enumerate(documents):
         yield document, texts.get(place, document.text)

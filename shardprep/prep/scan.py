@@ -437,16 +437,22 @@ class _Collector:
         """Put the task's files, and the sidecar that makes them count after them."""
         name = name_of(report.task)
         data, schema, batches = stage_rows(block, splits, self._job.batch_bytes)
-        files: dict[str, Any] = {
+        others: dict[str, bytes] = {
             f"{name}.{kind}": self._hash_table(kind, by_document) for kind in self._job.settings.hashed
         }
-        files[name + ".arrow"] = data
         if self._rejects:
-            files[name + ".rejects.jsonl"] = b"".join(self._rejects)
-        self._worker.stage(files)
-        digest = hashlib.sha256(data).hexdigest()
-        backend = self._worker.encoder.backend if report.documents else ""
-        self._worker.stage({name + ".json": Staged(report, backend, digest, len(data), schema, batches).to_bytes()})
+            others[name + ".rejects.jsonl"] = b"".join(self._rejects)
+        self._worker.stage({**others, name + ".arrow": data})
+        staged = Staged(
+            report=report,
+            backend=self._worker.encoder.backend if report.documents else "",
+            sha256=hashlib.sha256(data).hexdigest(),
+            size_bytes=len(data),
+            schema=schema,
+            batches=batches,
+            others={other: hashlib.sha256(content).hexdigest() for other, content in others.items()},
+        )
+        self._worker.stage({name + ".json": staged.to_bytes()})
 
     def _hash_table(self, kind: str, by_document: NDArray[np.int8]) -> bytes:
         """Return who has which text, or which id, as a staged table."""

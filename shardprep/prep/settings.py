@@ -104,8 +104,8 @@ class Settings:
             yield f"--bucket-edges must be ascending and positive, got {','.join(map(str, edges))}"
         elif edges is not None and any(edge % max(1, self.pad_multiple) for edge in edges):
             yield f"--bucket-edges must be multiples of --pad-multiple {self.pad_multiple}, got {','.join(map(str, edges))}"
-        if not re.fullmatch(r"local|serial|(tcp|tls|ws|wss|ucx|inproc)://.+", self.scheduler):
-            yield f"--scheduler must be local, serial or an address such as tcp://host:8786, got {self.scheduler!r}"
+        if not re.fullmatch(r"local|serial|(tcp|tls|ws|wss)://[^/]+:[0-9]{1,5}", self.scheduler):
+            yield f"--scheduler must be local, serial or an address with a port, such as tcp://host:8786, got {self.scheduler!r}"
 
     def _size_problems(self) -> Any:
         for name in ("row_group_size", "max_object_size", "memory_limit"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow columnar format, IP
 class Staged:
     """The sidecar of a staged file.
 
+    others    name -> sha256 of the files staged with it: hashes of texts and ids, rejects
     batches   int64 (batches, 4): byte start, byte stop, split, rows
     """
 
@@ -43,6 +44,7 @@ class Staged:
     size_bytes: int
     schema: bytes
     batches: NDArray[np.int64]
+    others: dict[str, str] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the sidecar as JSON."""
@@ -53,6 +55,7 @@ class Staged:
             "size_bytes": self.size_bytes,
             "schema": base64.b64encode(self.schema).decode(),
             "batches": self.batches.tolist(),
+            "others": self.others,
         }
         return orjson.dumps(value)
 
@@ -63,7 +66,7 @@ class Staged:
         batches = np.array(value["batches"], dtype=np.int64).reshape(-1, 4)
         schema = base64.b64decode(value["schema"])
         report = report_of_json(value["report"])
-        return cls(report, value["backend"], value["sha256"], value["size_bytes"], schema, batches)
+        return cls(report, value["backend"], value["sha256"], value["size_bytes"], schema, batches, value["others"])
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -111,7 +114,7 @@ def _cuts(lengths: NDArray[np.int64], splits: NDArray[np.int8], batch_bytes: int
 
 
 def load_staged(store: Store, task: int, *, check: bool) -> Staged | None:
-    """Return a task's sidecar if its file is there; with `check`, only if size and hash of the file agree."""
+    """Return a task's sidecar if it is there; with `check`, only if every file that goes with it has its hash."""
     try:
         staged = Staged.of(store.get(name_of(task) + ".json"))
     except NotFound:
@@ -120,11 +123,11 @@ def load_staged(store: Store, task: int, *, check: bool) -> Staged | None:
         return None
     if not check:
         return staged
+    hashes = {name_of(task) + ".arrow": staged.sha256, **staged.others}
     try:
-        data = store.get(name_of(task) + ".arrow")
+        whole = all(hashlib.sha256(store.get(name)).hexdigest() == digest for name, digest in hashes.items())
     except StoreError:
         return None
-    whole = len(data) == staged.size_bytes and hashlib.sha256(data).hexdigest() == staged.sha256
     return staged if whole else None
 
 
