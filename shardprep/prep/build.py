@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
 import time
@@ -23,6 +22,7 @@ from shardprep.formats.probe import Verdict
 from shardprep.prep import assemble, late
 from shardprep.prep.engine import DaskEngine, Engine, SerialEngine, WorkerDied, package_versions
 from shardprep.prep.giants import giants
+from shardprep.prep.globs import holds
 from shardprep.prep.job import Job
 from shardprep.prep.poison import Culprits, scan_without_culprits
 from shardprep.prep.progress import Bar
@@ -124,6 +124,7 @@ def build(
         )
         if out.is_whole(name):
             assert out.existing is not None
+            _judge_published(out.existing, settings)
             _sweep_staging(settings, output, name)
             return Built(out.existing, output, time.monotonic() - started, "", fresh=False)
         out.refuse_conflict(name, settings)
@@ -151,15 +152,12 @@ def _check_places(source: str | None, output: str, settings: Settings) -> None:
         raise ConfigError("give either a SOURCE or --source-list FILE")
     if not output:
         raise ConfigError("no output")
-    inside, outside = (os.path.abspath(p) if p else None for p in (local_path_of(output), local_path_of(source or "")))
-    if inside and outside and source and (inside + "/").startswith(outside.rstrip("/") + "/"):
-        raise ConfigError(
-            f"the output {output} lies inside the source {source}: the next run would read its shards", output=output
-        )
-    if source and "://" in source and output.rstrip("/").startswith(source.rstrip("/") + "/"):
-        raise ConfigError(
-            f"the output {output} lies inside the source {source}: the next run would read its shards", output=output
-        )
+    for what, place in (("output", output), ("staging", settings.staging)):
+        if source and place and holds(source, place):
+            raise ConfigError(
+                f"the {what} {place} lies inside the source {source}: the next run would read our own files as documents",
+                place=place,
+            )
     if settings.scheduler not in ("local", "serial") and not settings.shared_filesystem:
         for what, uri in (("source", source), ("output", output), ("staging", settings.staging)):
             if uri and local_path_of(uri) is not None:
@@ -350,6 +348,21 @@ class _Verdict:
         if self._run.settings.tokenizer_backend == "fast":
             raise TokenizerError(f"{self._verdict.why}. The way out: --tokenizer-backend reference")
         return self._verdict.why
+
+
+def _judge_published(manifest: Manifest, settings: Settings) -> None:
+    """Raise TooManyBad if the data set that is there already was made with more set aside than is allowed now."""
+    ledger = manifest.ledger
+    bad = sum(ledger.set_aside.values())
+    limit = 0 if settings.on_bad == "fail" else settings.max_bad_of(ledger.found)
+    if limit is not None and bad > limit:
+        named = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.set_aside.items()))
+        raise TooManyBad(
+            f"this data set is already built, with {bad:,} of {ledger.found:,} documents set aside ({named}), more than is "
+            f"allowed now; see {manifest.plan}/rejects/",
+            found=ledger.found,
+            set_aside=dict(ledger.set_aside),
+        )
 
 
 def _judge(run: _Run, reports: list[ScanReport], dropped: late.Late) -> None:

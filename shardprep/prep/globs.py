@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from shardprep.errors import ConfigError
+from shardprep.storage.store import local_path_of
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -75,3 +80,23 @@ def _quoted(character: str) -> str:
         if character.isalnum() or character == "/" or not character.isascii()
         else f"\\x{{{ord(character):x}}}"
     )
+
+
+OURS = ("manifest.json", "0/report.html", "0/train/0.parquet", "0/_staging/scan-0.json")  # what we write below a place
+
+
+def holds(source: str, place: str) -> bool:
+    """Say whether files that we write below `place` are ones that `source` (prefix, folder or glob) would read."""
+    local = [local_path_of(uri) for uri in (source, place)]
+    if (local[0] is None) != (local[1] is None):
+        return False
+    pattern = has_magic(source) and not (local[0] is not None and os.path.exists(local[0]))
+    if local[0] is not None and local[1] is not None:  # links lead to one file by several names
+        folder = literal_folder(local[0]) if pattern else local[0]
+        rest = local[0][len(folder) :] if pattern else ""
+        source = os.path.realpath(folder or ".").rstrip("/") + "/" + rest
+        place = os.path.realpath(local[1])
+    inside = [f"{place.rstrip('/')}/{name}" for name in OURS]
+    if not pattern:
+        return any(name.startswith(source.rstrip("/") + "/") for name in inside)
+    return bool(pc.any(pc.match_substring_regex(pa.array(inside), to_regex(source))).as_py())

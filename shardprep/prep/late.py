@@ -84,6 +84,7 @@ def without_lost_objects(plan: ScanPlan, reports: Sequence[ScanReport]) -> list[
                     histograms=nothing,
                     found=0,
                     set_aside={},
+                    column_types={},
                     documents=0,
                     tokens_cut=0,
                     documents_cut=0,
