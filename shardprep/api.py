@@ -29,8 +29,8 @@ def build(
     say        is called with each line that a person should read
 
     The summary has found, written, set_aside (by reason), rows, tokens, shards, splits, padding_share, fingerprint,
-    manifest (its URI). Raises ShardprepError; ConfigError if the call is wrong. Workers are spawned: a script that
-    calls this needs the usual `if __name__ == "__main__":`.
+    manifest (its URI). Raises ShardprepError; ConfigError if the call is wrong. Worker processes import the script
+    that calls this: it needs the usual `if __name__ == "__main__":`.
     """
     return build_dataset(source, output, tokenizer, Settings.of(settings), say=say).summary()
 

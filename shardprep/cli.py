@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  the trace is for us; the last line is for the person who runs it
         traceback.print_exc()
         message = f"an error that shardprep does not know ({type(error).__name__}: {error}); please report it with the lines above"
-        print(f"shardprep: {message}. Nothing was published; the same command continues", file=sys.stderr)
+        print(f"shardprep: {message}. A data set is finished only if its manifest is there", file=sys.stderr)
         if chosen.json:
             _print_json({"error": type(error).__name__, "message": message})
         return 1
@@ -201,12 +201,13 @@ def _closing(built: Built, say: Any) -> str:
         say(f"warning: {note}")
     numbers = built.summary()
     aside = sum(numbers["set_aside"].values())
-    reasons = ", ".join(
-        f"{count:,} {reason}" for reason, count in sorted(numbers["set_aside"].items(), key=lambda x: -x[1])
-    )
     what = (
         f"{numbers['written']:,} documents ({numbers['tokens']:,} tokens) in {numbers['shards']:,} shards at {built.uri}; "
-        + (f"{aside:,} set aside ({reasons}), see {built.manifest.plan}/rejects/" if aside else "nothing set aside")
+        + (
+            f"{aside:,} set aside ({built.reasons}), see {built.manifest.plan}/rejects/"
+            if aside
+            else "nothing set aside"
+        )
     )
     return f"built {what}; {built.seconds:.1f} s" if built.fresh else f"already built: {what}"
 

@@ -46,6 +46,11 @@ def _type_name(kind: pa.DataType) -> str:
     return {"double": "float64"}.get(str(kind), str(kind))
 
 
+def in_numbers(set_aside: Mapping[str, int]) -> str:
+    """Return documents by reason for a message, the most first."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(set_aside.items(), key=lambda x: (-x[1], x[0])))
+
+
 def listing_rejects(listed: Listed) -> dict[str, int]:
     """Return reason -> number of the objects that were set aside while listing."""
     counts: dict[str, int] = {}

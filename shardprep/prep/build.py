@@ -57,6 +57,11 @@ class Built:
     fresh: bool
     notes: tuple[str, ...] = ()
 
+    @property
+    def reasons(self) -> str:
+        """Return what was set aside, by reason, for a message."""
+        return assemble.in_numbers(self.manifest.ledger.set_aside)
+
     def summary(self) -> dict[str, Any]:
         """Return the numbers of `--json`."""
         return {**assemble.summary(self.manifest), "manifest": join(self.uri, "manifest.json")}
@@ -297,10 +302,9 @@ def _scan_once(run: _Run) -> list[ScanReport]:
     documents, began = 0, time.monotonic()
     total = int(run.plan.task_bytes.sum())
     with Bar("scanning", total, "B", shown=run.settings.progress) as bar:
-        known = {name_of(i) for i in range(run.plan.tasks) if name_of(i) + ".json" in run.known}
 
         def call(i: int) -> ScanCall:
-            return ScanCall(run.job, run.plan.task(i), known=name_of(i) in known)
+            return ScanCall(run.job, run.plan.task(i), known=name_of(i) + ".json" in run.known)
 
         for index, result in run.engine.run(scan, run.plan.tasks, call):
             report = result
@@ -356,7 +360,7 @@ def _judge_published(manifest: Manifest, settings: Settings) -> None:
     bad = sum(ledger.set_aside.values())
     limit = 0 if settings.on_bad == "fail" else settings.max_bad_of(ledger.found)
     if limit is not None and bad > limit:
-        named = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.set_aside.items()))
+        named = assemble.in_numbers(ledger.set_aside)
         raise TooManyBad(
             f"this data set is already built, with {bad:,} of {ledger.found:,} documents set aside ({named}), more than is "
             f"allowed now; see {manifest.plan}/rejects/",
@@ -373,7 +377,7 @@ def _judge(run: _Run, reports: list[ScanReport], dropped: late.Late) -> None:
         for reason, count in counts.items():
             reasons[reason] = reasons.get(reason, 0) + count
     bad = sum(reasons.values())
-    named = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items(), key=lambda x: (-x[1], x[0])))
+    named = assemble.in_numbers(reasons)
     if run.settings.on_bad == "fail" and run.listed.rejects:
         name, reason, detail = run.listed.rejects[0]
         raise SourceError(f"{name}: {reason}: {detail}", key=name, reason=str(reason))

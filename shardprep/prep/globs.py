@@ -12,6 +12,7 @@ from shardprep.errors import ConfigError
 from shardprep.storage.store import local_path_of
 
 _MAGIC = re.compile(r"[*?\[]")
+OURS = ("manifest.json", "0/report.html", "0/train/0.parquet", "0/_staging/scan-0.json")  # what we write below a place
 
 
 def has_magic(text: str) -> bool:
@@ -80,9 +81,6 @@ def _quoted(character: str) -> str:
         if character.isalnum() or character == "/" or not character.isascii()
         else f"\\x{{{ord(character):x}}}"
     )
-
-
-OURS = ("manifest.json", "0/report.html", "0/train/0.parquet", "0/_staging/scan-0.json")  # what we write below a place
 
 
 def holds(source: str, place: str) -> bool:

@@ -27,9 +27,7 @@ HASHES = np.dtype(
     ]
 )
 INDEX_BYTES = 257 * 4
-Place = tuple[
-    int, int, int, int
-]  # of a document: object number, byte offset, line, tokens cut off by --overflow truncate
+Place = tuple[int, int, int, int]  # of a document: object, byte offset, line, tokens that --overflow truncate cut off
 
 
 def hash_table(hashes: Sequence[bytes], places: Sequence[Place], splits: NDArray[np.int8]) -> bytes:
