@@ -49,12 +49,12 @@ $(VENV)/.run: pyproject.toml shardprep/version.py | $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "installing what the tests need ..."
-	@$(PIP) install --group test
+	@$(PIP) install --editable ".[fast]" --group test  # together: apart, boto3 and s3fs would want two versions of botocore
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
 	@echo "installing what the checks need ..."
-	@$(PIP) install --group lint --group docs
+	@$(PIP) install --editable ".[fast]" --group test --group lint --group docs
 	@touch $@
 
 # ---- tests and checks: `make check` is what CI runs, no more and no less ---------------------------------------------

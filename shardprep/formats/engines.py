@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +27,7 @@ Ragged = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 FASTOKENS_FLOOR = (0, 3, 5)  # before, long documents of the o200k split differed: crusoecloud/fastokens issue 67
 THREAD_COUNTS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")  # fastokens reads them once, at its first call
+_ENVIRONMENT = threading.Lock()
 PIECE_CHARS = 1 << 20  # of text in one call of the reference, which holds some 60 bytes a token until it returns
 
 
@@ -212,14 +214,18 @@ def _release(name: str) -> tuple[int, ...]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let thread pools that are made inside have one thread, and leave the user's environment as it was."""
-    before = {name: os.environ.get(name) for name in THREAD_COUNTS}
-    os.environ.update(dict.fromkeys(THREAD_COUNTS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    """Let thread pools that are made inside have one thread, and leave the user's environment as it was.
+
+    One at a time: of two that overlap, the later would take the earlier's setting for the user's, and leave it behind.
+    """
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in THREAD_COUNTS}
+        os.environ.update(dict.fromkeys(THREAD_COUNTS, "1"))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

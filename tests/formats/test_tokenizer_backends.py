@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -100,6 +101,14 @@ def test_a_machine_without_the_fast_packages_uses_the_reference(monkeypatch):
 def test_a_fast_package_that_is_too_old_is_not_used(monkeypatch):
     monkeypatch.setattr(engines_module, "FASTOKENS_FLOOR", (99,))
     assert "too old: pip install -U shardprep[fast]" in load_encoder(BYTE, SPEC, "auto").why
+
+
+def test_loads_at_the_same_time_leave_the_environment_as_it_was():
+    """The probe's verdict loads a tokenizer in a thread of its own while the scan loads one."""
+    before = dict(os.environ)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: load_encoder(BYTE, SPEC, "fast"), range(200)))
+    assert dict(os.environ) == before
 
 
 def test_a_thread_count_that_the_user_has_set_is_still_there_afterwards(monkeypatch):
