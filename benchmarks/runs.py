@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ class Run:
     """One finished command.
 
     wall_s         from the start of the process to its end, imports and start-up included
-    cpu_s          user and system time of the process and of all descendants that were waited for
+    cpu_s          user and system time of the process and of all its descendants, those too that outlived it
     driver_bytes   peak resident memory of the process itself; 0 unless memory was watched
     worker_bytes   peak resident memory of the largest of its descendants; 0 unless memory was watched
     """
@@ -52,6 +53,8 @@ def run(
 
     Memory is sampled only when asked for: reading /proc five times a second would cost two cores a few percent.
     """
+    _adopt_orphans()
+    others = {child.pid for child in psutil.Process().children()}  # such as a server: not this command's
     with tempfile.TemporaryFile() as output:
         begun = time.monotonic()
         process = subprocess.Popen(
@@ -65,19 +68,40 @@ def run(
         watcher.start()
         _, status, usage = os.wait4(process.pid, 0)
         wall_s = time.monotonic() - begun
+        cpu_s = usage.ru_utime + usage.ru_stime + _cpu_of_orphans(others)
         process.returncode = os.waitstatus_to_exitcode(status)  # Popen must not wait for it again
         watcher.stop()
         output.seek(0)
         text = output.read().decode("utf-8", "replace")
     return Run(
         wall_s,
-        usage.ru_utime + usage.ru_stime,
+        cpu_s,
         process.returncode,
         text,
         watcher.killed,
         watcher.peaks.get(process.pid, 0),
         max((peak for pid, peak in watcher.peaks.items() if pid != process.pid), default=0),
     )
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes whose own ended (Linux): a fork server and its workers outlive the command by a moment."""
+    if sys.platform == "linux":
+        set_child_subreaper = 36  # prctl(2)
+        ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def _cpu_of_orphans(others: set[int]) -> float:
+    """Wait for what the command left behind, and return its CPU seconds; what does not end by itself is not counted."""
+    total, deadline = 0.0, time.monotonic() + 10
+    while left := [child.pid for child in psutil.Process().children() if child.pid not in others]:
+        for pid in left:
+            done, _, usage = os.wait4(pid, os.WNOHANG)
+            total += (usage.ru_utime + usage.ru_stime) if done else 0.0
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return total
 
 
 @dataclass
