@@ -3,8 +3,10 @@
 PYTHON ?= python3
 override VENV := $(or $(VENV),.venv)
 BIN    := $(VENV)/bin
-# -qq: errors only.
+# -qq: errors only. The versions are those of constraints.txt; CONSTRAINTS= takes the newest that pyproject.toml allows.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+CONSTRAINTS ?= constraints.txt
+INSTALL := $(PIP) install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable ".[fast]"
 
 # The job. SOURCE and OUTPUT are folders or URIs (s3://bucket/raw). ARGS go to `shardprep build` as they are.
 SAMPLE    := sample/documents
@@ -41,20 +43,20 @@ $(BIN)/python:
 	@echo "making $(VENV) ..."
 	@$(PYTHON) -m venv "$(VENV)"
 
-$(VENV)/.run: pyproject.toml shardprep/version.py | $(BIN)/python
+$(VENV)/.run: pyproject.toml constraints.txt shardprep/version.py | $(BIN)/python
 	@echo "installing shardprep into $(VENV) ..."
 	@$(PIP) install --upgrade "pip>=25.1"
-	@$(PIP) install --editable ".[fast]"
+	@$(INSTALL)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "installing what the tests need ..."
-	@$(PIP) install --editable ".[fast]" --group test  # together: apart, boto3 and s3fs would want two versions of botocore
+	@$(INSTALL) --group test
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
 	@echo "installing what the checks need ..."
-	@$(PIP) install --editable ".[fast]" --group test --group lint --group docs
+	@$(INSTALL) --group test --group lint --group docs
 	@touch $@
 
 # ---- tests and checks: `make check` is what CI runs, no more and no less ---------------------------------------------
