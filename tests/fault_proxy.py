@@ -281,9 +281,11 @@ class FaultProxy:
         self._is_ready.set()
         self._loop.run_forever()
         server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0.01))  # connections accepted just now: their tasks must have begun
+        while left := asyncio.all_tasks(self._loop):
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 

@@ -184,7 +184,8 @@ def _target_bytes(
 
 def _task_count(sizes: NDArray[np.int64], weights: NDArray[np.int64], target: int) -> int:
     large = sizes > target
-    return int((-(-sizes[large] // target)).sum()) + -(-int(weights[~large].sum()) // target)
+    whole = 0 if large.all() else max(1, -(-int(weights[~large].sum()) // target))  # objects may weigh nothing
+    return int((-(-sizes[large] // target)).sum()) + whole
 
 
 def _whole_tasks(
@@ -194,7 +195,7 @@ def _whole_tasks(
     ends = np.cumsum(weights)
     total = int(ends[-1]) if len(ends) else 0
     tasks = -(-total // target)
-    middles = ends - weights // 2 - 1
+    middles = np.maximum(ends - weights // 2 - 1, 0)  # an object may weigh nothing
     task = (middles.astype(np.float64) * (tasks / max(total, 1))).astype(np.int64)
     first = np.flatnonzero(np.diff(task, prepend=-1))
     count = np.diff(first, append=len(sizes))

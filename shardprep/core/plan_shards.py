@@ -31,6 +31,8 @@ class ScanReport:
     column_types  column -> {type: "object:line" where it was first seen}, for undeclared columns
     objects       counters: read, empty, bytes
     line_feeds    number of LF bytes in the task's byte range (0 for tasks of whole objects)
+    backend       the tokenizer backend that encoded the task's documents; "" where it had none
+    tag           hex digest of all that the task staged: its part of the staged files' names
     """
 
     task: int
@@ -44,6 +46,8 @@ class ScanReport:
     column_types: dict[str, dict[str, str]] = field(default_factory=dict)
     objects: dict[str, int] = field(default_factory=dict)
     line_feeds: int = 0
+    backend: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, eq=False)

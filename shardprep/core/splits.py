@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from shardprep.errors import ConfigError
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_DIGITS = 30  # far below what one hash of 2**64 can tell
 _HASHES = 2**64
 
 
@@ -72,6 +73,8 @@ def parse_splits(text: str) -> Splits:
             value = Decimal("NaN")
         if not equals or not value.is_finite():
             raise ConfigError(f"a split is written name=fraction, as in train=0.9,validation=0.1; got {part.strip()!r}")
+        if value.adjusted() not in range(-_DIGITS, 1):  # a huge exponent is not to be worked out
+            raise ConfigError(f"the fraction of a split is at most 1, and at least 1e-{_DIGITS}; got {part.strip()!r}")
         names.append(name.strip())
         fractions.append(Fraction(value))
     return Splits(tuple(names), tuple(fractions))

@@ -97,6 +97,20 @@ class Reason(StrEnum):
     DUPLICATE_TEXT = "duplicate_text"
 
 
+# What a run meets, and not what the objects hold: the next run of the same plan may be able to use them.
+FAULTS = frozenset(
+    {
+        Reason.OBJECT_CHANGED,
+        Reason.MISSING_OBJECT,
+        Reason.ACCESS_DENIED,
+        Reason.UNREADABLE_OBJECT,
+        Reason.WORKER_DIED,
+    }
+)
+# Set aside because the caller asked for each text, or id, once: there is nothing bad about them.
+REPEATED = frozenset({Reason.DUPLICATE_TEXT, Reason.DUPLICATE_ID})
+
+
 class Refused(Exception):
     """Carries a reason out of the parser's inner functions; becomes a Reject, never leaves this floor.
 

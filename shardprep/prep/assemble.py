@@ -12,10 +12,12 @@ from shardprep.core.manifest import Generation, Ledger, Manifest, ShardInfo, Spl
 from shardprep.core.plan import ScanPlan, ScanReport, ShardPlan
 from shardprep.formats.columns import arrow_type
 from shardprep.formats.parquet import shard_schema
+from shardprep.formats.reasons import REPEATED
 from shardprep.formats.tokenizer import TokenizerSpec
 from shardprep.prep.job import Job
 from shardprep.prep.late import Late
 from shardprep.prep.sources import Listed
+from shardprep.prep.tags import REFERENCES, without_version
 from shardprep.version import __version__
 
 
@@ -51,6 +53,11 @@ def in_numbers(set_aside: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(set_aside.items(), key=lambda x: (-x[1], x[0])))
 
 
+def bad_of(set_aside: Mapping[str, int]) -> dict[str, int]:
+    """Return documents by reason without repeats, which were asked to be set aside: what --max-bad counts."""
+    return {reason: count for reason, count in set_aside.items() if reason not in REPEATED}
+
+
 def listing_rejects(listed: Listed) -> dict[str, int]:
     """Return reason -> number of the objects that were set aside while listing."""
     counts: dict[str, int] = {}
@@ -84,6 +91,9 @@ def ledger_of(listed: Listed, reports: Sequence[ScanReport], late: Late, infos: 
         key: listed.counters.get(key, 0) for key in ("objects", "markers", "side_files", "listed_twice", "bytes")
     }
     objects["without_documents"] = sum(report.objects.get("empty", 0) for report in reports)
+    references = sum(report.objects.get(REFERENCES, 0) for report in reports)
+    if references:
+        objects[REFERENCES] = references
     return Ledger(
         found=sum(report.found for report in reports) + len(listed.rejects),
         written=sum(report.documents for report in reports) - sum(late.set_aside.values()),
@@ -141,9 +151,9 @@ def manifest_of(
     )
 
 
-def warnings_of(late: Late, giants: Sequence[str], ledger: Ledger) -> list[str]:
+def warnings_of(late: Late, giants: Sequence[str], ledger: Ledger, listed: Listed) -> list[str]:
     """Return what a person should know of the data, in order."""
-    out = list(giants)
+    out = [*giants, *_blind_spots(ledger, listed)]
     if late.facts.get("ids") and not late.set_aside.get("duplicate_id"):
         examples = ", ".join(late.facts["ids_examples"])
         out.append(f"{late.facts['ids']:,} documents have an id that an earlier one has, for example {examples}")
@@ -155,6 +165,19 @@ def warnings_of(late: Late, giants: Sequence[str], ledger: Ledger) -> list[str]:
         )
     if ledger.objects.get("listed_twice"):
         out.append(f"{ledger.objects['listed_twice']:,} objects were named twice in the source, and read once")
+    return out
+
+
+def _blind_spots(ledger: Ledger, listed: Listed) -> list[str]:
+    """Return a line for each part of the source of which a later build would not see a change."""
+    said = "this source has no versions of them, so a later change is not seen; --overwrite reads them again"
+    blind = without_version(listed.table)
+    references = ledger.objects.get(REFERENCES, 0)
+    out = []
+    if blind:
+        out.append(f"{blind:,} of {len(listed.table):,} objects have neither an ETag nor a modification time: {said}")
+    if references:
+        out.append(f"{references:,} texts lie behind a source-ref: {said}")
     return out
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,16 @@ import pyarrow as pa
 from shardprep.core.manifest import Manifest, ShardInfo
 from shardprep.core.plan import ScanPlan, ScanReport, ShardPlan, plan_id, plan_scan, plan_shards
 from shardprep.core.splits import Splits, parse_splits
-from shardprep.errors import ConfigError, NotFound, ShardprepError, SourceError, TokenizerError, TooManyBad, WorkerError
+from shardprep.errors import (
+    ConfigError,
+    NotFound,
+    ShardprepError,
+    SourceError,
+    StoreError,
+    TokenizerError,
+    TooManyBad,
+    WorkerError,
+)
 from shardprep.formats.probe import Verdict
 from shardprep.prep import assemble, late
 from shardprep.prep.engine import DaskEngine, Engine, SerialEngine, WorkerDied, package_versions
@@ -31,10 +41,11 @@ from shardprep.prep.rejects import parts, staged_rejects
 from shardprep.prep.scan import ScanCall, scan
 from shardprep.prep.settings import Settings
 from shardprep.prep.sources import Listed, list_source
-from shardprep.prep.stage import name_of
+from shardprep.prep.stage import tags_of
+from shardprep.prep.tags import content_tag, without_version
 from shardprep.prep.tokenizer_file import LoadedTokenizer, RawTokenizer, decide, read_tokenizer
 from shardprep.prep.verdicts import known_verdict
-from shardprep.prep.warm import fork_server
+from shardprep.prep.warm import deaf_to_signals, fork_server
 from shardprep.prep.write import WriteCall, side_of, write_shard
 from shardprep.storage.store import Store, local_path_of, open_store
 from shardprep.version import __version__
@@ -127,12 +138,12 @@ def build(
         name = plan_id(
             listed.table, _facts(settings, loaded, listed), {"shardprep": __version__, "pyarrow": pa.__version__}
         )
-        if out.is_whole(name):
+        if out.is_whole(name) and not (settings.overwrite and out.may_differ(listed.table)):
             assert out.existing is not None
             _judge_published(out.existing, settings)
             _sweep_staging(settings, output, name)
             return Built(out.existing, output, time.monotonic() - started, "", fresh=False)
-        out.refuse_conflict(name, settings)
+        out.refuse_conflict(name, settings, listed.table)
         job = _job(settings, loaded, listed, output, name, splits, plan)
         staging = open_store(job.staging, options=options, kind=settings.store)
         known = frozenset(key for keys in staging.list() for key in keys.keys.to_pylist() if key.endswith(".json"))
@@ -147,6 +158,7 @@ def build(
             if there.existing is None or not there.is_whole(name):
                 raise
             _sweep_staging(settings, output, name)
+            _judge_published(there.existing, settings)
             say("another job built the same data set at the same time and published it first")
             return Built(there.existing, output, time.monotonic() - started, "", fresh=False)
 
@@ -157,6 +169,11 @@ def _check_places(source: str | None, output: str, settings: Settings) -> None:
         raise ConfigError("give either a SOURCE or --source-list FILE")
     if not output:
         raise ConfigError("no output")
+    for what, place in (("source", source), ("source list", settings.source_list)):
+        if "\0" in (place or ""):
+            raise ConfigError(f"the {what} {place!r} has a NUL byte in its name")
+    for what, place in (("output", output), ("staging", settings.staging)):
+        _check_folder(what, place)
     for what, place in (("output", output), ("staging", settings.staging)):
         if source and place and holds(source, place):
             raise ConfigError(
@@ -172,20 +189,43 @@ def _check_places(source: str | None, output: str, settings: Settings) -> None:
                 )
 
 
+def _check_folder(what: str, place: str | None) -> None:
+    """Raise StoreError where a local folder cannot be, since a file is in its way; ConfigError for an impossible name."""
+    path = None if place is None else local_path_of(place)
+    if path is None:
+        return
+    if "\0" in path:
+        raise ConfigError(f"the {what} {place!r} has a NUL byte in its name")
+    above = os.path.abspath(path)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise StoreError(
+            f"the {what} {place} cannot be a folder: {above} is a file. Choose another {what}, or move that file",
+            uri=path,
+        )
+
+
 @contextmanager
 def _starting_engine(settings: Settings, raw: RawTokenizer) -> Iterator[Callable[[], Engine]]:
     """Start the workers while the source is being listed; yield what waits for them; end them at the end."""
     if settings.scheduler == "serial":
         yield SerialEngine
         return
-    warm = fork_server(raw.file, settings.tokenizer_backend) if settings.scheduler == "local" else nullcontext()
-    with warm, ThreadPoolExecutor(1) as pool:
-        starting: Future[Engine] = pool.submit(DaskEngine, settings)
+    with ThreadPoolExecutor(1) as pool:
+        starting: Future[Engine] = pool.submit(_started_engine, settings, raw)
         try:
             yield starting.result
         finally:
             with suppress(ShardprepError):
                 starting.result().close()
+
+
+def _started_engine(settings: Settings, raw: RawTokenizer) -> Engine:
+    if settings.scheduler != "local":
+        return DaskEngine(settings)
+    with deaf_to_signals(), fork_server(raw.file, settings.tokenizer_backend):
+        return DaskEngine(settings)
 
 
 def _facts(settings: Settings, loaded: LoadedTokenizer, listed: Listed) -> dict[str, Any]:
@@ -233,11 +273,12 @@ def _sweep_staging(settings: Settings, output: str, name: str) -> None:
 def _work(run: _Run, page: Page | None) -> Built:
     """Scan, plan, write, check and publish."""
     reports = late.without_lost_objects(run.plan, _scan_all(run))
-    _judge(run, reports, late.Late())
+    run.job = replace(run.job, tags=tuple(report.tag for report in reports))
+    tag = content_tag(run.job, run.staging, reports, versionless=without_version(run.plan.table) > 0)
+    run.job = replace(run.job, content_tag=tag)
+    _judge(run, reports)
     types = late.column_types(run.job, reports)
     dropped = late.find_and_drop(run.engine, run.job, run.plan, reports)
-    if dropped.set_aside:
-        _judge(run, reports, dropped)
     clock = time.monotonic()
     settings = run.settings
     shard_plan = plan_shards(
@@ -253,11 +294,11 @@ def _work(run: _Run, page: Page | None) -> Built:
         drops=dropped.histograms,
     )
     run.timings["plan"] = time.monotonic() - clock
-    infos = _write_all(run, shard_plan, types, dropped)
+    infos = _write_all(run, reports, shard_plan, types, dropped)
     clock = time.monotonic()
     ledger = assemble.ledger_of(run.listed, reports, dropped, infos)
     ledger.check()
-    warnings = assemble.warnings_of(dropped, giants(run.job, run.staging, shard_plan), ledger)
+    warnings = assemble.warnings_of(dropped, giants(run.job, run.staging, shard_plan), ledger, run.listed)
     schema = assemble.shard_schema_of(run.job, types, shard_plan, run.splits.names[0])
     manifest = assemble.manifest_of(run.job, run.plan_id, shard_plan, schema, infos, ledger, dropped, warnings)
     manifest.check()
@@ -301,10 +342,11 @@ def _scan_once(run: _Run) -> list[ScanReport]:
     culprits = Culprits()
     documents, began = 0, time.monotonic()
     total = int(run.plan.task_bytes.sum())
+    known = tags_of(run.known)
     with Bar("scanning", total, "B", shown=run.settings.progress) as bar:
 
         def call(i: int) -> ScanCall:
-            return ScanCall(run.job, run.plan.task(i), known=name_of(i) + ".json" in run.known)
+            return ScanCall(run.job, run.plan.task(i), known=known.get(i, ()))
 
         for index, result in run.engine.run(scan, run.plan.tasks, call):
             report = result
@@ -357,22 +399,23 @@ class _Verdict:
 def _judge_published(manifest: Manifest, settings: Settings) -> None:
     """Raise TooManyBad if the data set that is there already was made with more set aside than is allowed now."""
     ledger = manifest.ledger
-    bad = sum(ledger.set_aside.values())
+    reasons = assemble.bad_of(ledger.set_aside)
+    bad = sum(reasons.values())
     limit = 0 if settings.on_bad == "fail" else settings.max_bad_of(ledger.found)
     if limit is not None and bad > limit:
-        named = assemble.in_numbers(ledger.set_aside)
+        named = assemble.in_numbers(reasons)
         raise TooManyBad(
             f"this data set is already built, with {bad:,} of {ledger.found:,} documents set aside ({named}), more than is "
             f"allowed now; see {manifest.plan}/rejects/",
             found=ledger.found,
-            set_aside=dict(ledger.set_aside),
+            set_aside=reasons,
         )
 
 
-def _judge(run: _Run, reports: list[ScanReport], dropped: late.Late) -> None:
-    """Raise if too much was set aside, or everything."""
+def _judge(run: _Run, reports: list[ScanReport]) -> None:
+    """Raise if too much was set aside, or everything. Repeats are no bad documents: they are found later, and not judged."""
     found = sum(report.found for report in reports) + len(run.listed.rejects)
-    reasons = dict(dropped.set_aside)
+    reasons: dict[str, int] = {}
     for counts in [*(report.set_aside for report in reports), assemble.listing_rejects(run.listed)]:
         for reason, count in counts.items():
             reasons[reason] = reasons.get(reason, 0) + count
@@ -382,7 +425,7 @@ def _judge(run: _Run, reports: list[ScanReport], dropped: late.Late) -> None:
         name, reason, detail = run.listed.rejects[0]
         raise SourceError(f"{name}: {reason}: {detail}", key=name, reason=str(reason))
     limit = run.settings.max_bad_of(found)
-    where = _first_reject(run, reports, dropped) if bad else ""
+    where = _first_reject(run, reports) if bad else ""
     if limit is not None and bad > limit:
         raise TooManyBad(
             f"{bad:,} of {found:,} documents were set aside, more than --max-bad {run.settings.max_bad}: {named}. {where}",
@@ -397,8 +440,8 @@ def _judge(run: _Run, reports: list[ScanReport], dropped: late.Late) -> None:
         )
 
 
-def _first_reject(run: _Run, reports: list[ScanReport], dropped: late.Late) -> str:
-    for line in assemble.with_listing_rejects(run.listed, _rejects(run, reports, dropped)):
+def _first_reject(run: _Run, reports: list[ScanReport]) -> str:
+    for line in assemble.with_listing_rejects(run.listed, _rejects(run, reports, late.Late())):
         value = orjson.loads(line)
         place = value["key"] if value["line"] is None else f"{value['key']}, line {value['line']}"
         return f"For example {place}: {value['reason']}: {value['detail']}."
@@ -408,27 +451,27 @@ def _first_reject(run: _Run, reports: list[ScanReport], dropped: late.Late) -> s
 def _rejects(run: _Run, reports: list[ScanReport], dropped: late.Late) -> Iterator[bytes]:
     """Yield what the scans set aside, and what was left out later, as lines."""
     scanned = {report.task for report in reports if report.set_aside}
-    return staged_rejects(run.staging, scanned, dropped.histograms, assemble.lines_before(run.plan, reports))
+    return staged_rejects(run.job, run.staging, scanned, dropped.histograms, assemble.lines_before(run.plan, reports))
 
 
-def _write_all(run: _Run, shard_plan: ShardPlan, types: dict[str, str], dropped: late.Late) -> list[ShardInfo]:
+def _write_all(
+    run: _Run, reports: list[ScanReport], shard_plan: ShardPlan, types: dict[str, str], dropped: late.Late
+) -> list[ShardInfo]:
     """Return what was written, shard by shard in order."""
     clock = time.monotonic()
     shards = [(s, k) for s, split in enumerate(shard_plan.splits) for k in range(split.shards)]
     schemas = [
         assemble.shard_schema_of(run.job, types, shard_plan, name).serialize().to_pybytes() for name in run.splits.names
     ]
-    sidecars = [run.staging.get(name_of(index) + ".json") for index in range(run.plan.tasks)]
-    staged = late.staged_digest(sidecars, dropped)
-    notes = [orjson.loads(data) for data in sidecars]
-    run.backends = sorted({note["backend"] for note in notes} - {""})
-    column_bytes = sum(note["report"]["column_bytes"] for note in notes)
-    rows = sum(sum(counts) for note in notes for _, counts in note["report"]["histograms"])
+    staged = late.staged_digest(run.job.tags, dropped)
+    run.backends = sorted({report.backend for report in reports} - {""})
+    column_bytes = sum(report.column_bytes for report in reports)
+    rows = sum(histogram.rows for report in reports for histogram in report.histograms)
 
     def call(place: int) -> WriteCall:
         split, number = shards[place]
         plan = shard_plan.splits[split]
-        name = f"{plan.name}/{number:05d}-of-{plan.shards:05d}.{run.settings.format}"
+        name = f"{plan.name}/{number:05d}-of-{plan.shards:05d}{run.job.suffix}.{run.settings.format}"
         return WriteCall(
             job=run.job,
             split=split,
@@ -460,8 +503,11 @@ def _write_all(run: _Run, shard_plan: ShardPlan, types: dict[str, str], dropped:
 def _publish(run: _Run, manifest: Manifest, lines: Iterator[bytes], page: Page | None) -> None:
     """Put everything that goes with the data set, then the manifest, then sweep."""
     store, folder = run.output.store, run.plan_id
+    ours = {shard.name for shard in manifest.shards}
     for number, part in enumerate(parts(assemble.with_listing_rejects(run.listed, lines))):
-        store.put(f"{folder}/rejects/part-{number:05d}.jsonl", part)
+        name = f"{folder}/rejects/part-{number:05d}{run.job.suffix}.jsonl"
+        store.put(name, part)
+        ours.add(name)
     store.put(f"{folder}/{run.tokenizer.key}", run.tokenizer.data)
     if page is not None:
         store.put(f"{folder}/report.html", page(manifest).encode())
@@ -477,6 +523,8 @@ def _publish(run: _Run, manifest: Manifest, lines: Iterator[bytes], page: Page |
         "notes": run.notes,
     }
     store.put(f"{folder}/build.json", orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+    folders = [f"{folder}/{name}/" for name in (*run.splits.names, "rejects")]
+    leftovers = run.output.leftovers(folders, ours)
     run.output.publish(manifest.to_bytes(), run.settings)
-    run.output.sweep_replaced(run.plan_id)
+    run.output.sweep_replaced(run.plan_id, leftovers)
     _sweep_staging(run.settings, run.output.uri, run.plan_id)

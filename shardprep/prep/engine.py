@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -23,6 +24,7 @@ R = TypeVar("R")
 WAVE_PER_WORKER = 3  # tasks with the scheduler for each worker: one running, one there, one on its way
 CONNECT_DEADLINE_S = 30.0
 NO_WORKERS_DEADLINE_S = 300.0
+START_DEADLINE_S = 120.0  # of a worker process; without it Dask waits for ever for one that is lost while it starts
 SILENT = 100  # above CRITICAL
 
 
@@ -81,6 +83,7 @@ class DaskEngine:
         import distributed
 
         self._distributed: Any = distributed  # its calls have no types
+        _revive_offload(distributed.utils)
         self._cluster: Any = None
         self._client: Any = None
         self._lost = (self._distributed.CancelledError, self._distributed.comm.CommClosedError)
@@ -127,6 +130,7 @@ class DaskEngine:
                 threads_per_worker=1,
                 processes=True,
                 memory_limit=limit,
+                death_timeout=START_DEADLINE_S,
                 scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},  # never a fixed port
                 silence_logs=SILENT,
                 protocol="tcp",
@@ -240,6 +244,12 @@ class DaskEngine:
                 self._client.close()
             if self._cluster is not None:
                 self._cluster.close(timeout=10)
+
+
+def _revive_offload(utils: Any) -> None:
+    """Give Dask a new thread for large messages where its own did not live through a fork of this process."""
+    if not all(thread.is_alive() for thread in utils._offload_executor._threads):  # noqa: SLF001
+        utils._offload_executor = ThreadPoolExecutor(1, thread_name_prefix="Dask-Offload")  # noqa: SLF001
 
 
 def package_versions() -> dict[str, str]:

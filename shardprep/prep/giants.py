@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardprep.core.plan import ShardPlan, SplitPlan
 from shardprep.core.plan_shards import BYTES_PER_TOKEN
 from shardprep.prep.job import Job
-from shardprep.prep.stage import name_of, read_batch, staged_of
+from shardprep.prep.stage import read_batch, staged_of
 from shardprep.storage.store import Store
 
 
@@ -20,7 +20,7 @@ def giants(job: Job, staging: Store, plan: ShardPlan) -> list[str]:
         if not above.any():
             continue
         longest = int(split.histogram.lengths[-1])
-        name = _longest_id(staging, number, split)
+        name = _longest_id(job, staging, number, split)
         count = int(split.histogram.counts[above].sum())
         others = f" ({count} documents are)" if count > 1 else ""
         out.append(
@@ -30,15 +30,15 @@ def giants(job: Job, staging: Store, plan: ShardPlan) -> list[str]:
     return out
 
 
-def _longest_id(staging: Store, number: int, split: SplitPlan) -> str:
+def _longest_id(job: Job, staging: Store, number: int, split: SplitPlan) -> str:
     """Return the id of the longest row: the last of the last run."""
     task = int(split.run_task[-1])
-    staged = staged_of(staging, task)
+    staged = staged_of(staging, task, job.tags[task])
     longest = int(split.histogram.lengths[-1])
     chosen, _ = staged.split_batches(number)
     for batch in reversed(chosen.tolist()):
         start, stop = (int(x) for x in staged.batches[batch, :2])
-        rows = read_batch(staged, staging.get_range(name_of(task) + ".arrow", start, stop))
+        rows = read_batch(staged, staging.get_range(job.staged_name(task) + ".arrow", start, stop))
         offsets = rows.column("input_ids").offsets.to_numpy()
         for row in range(rows.num_rows - 1, -1, -1):
             if offsets[row + 1] - offsets[row] == longest:

@@ -15,6 +15,7 @@ from shardprep.formats.backends import Encoder, load_encoder
 from shardprep.formats.fields import ColumnSpec, Fields
 from shardprep.formats.tokenizer import TokenizerSpec
 from shardprep.prep.settings import Settings
+from shardprep.prep.stage import name_of
 from shardprep.prep.warm import warm_engines
 from shardprep.storage.store import Store, open_store
 
@@ -28,6 +29,8 @@ class Job:
     tokenizer     name of the tokenizer's bytes in the staging folder
     batch_bytes   token bytes of one staged batch
     refs          documents may have their text behind a URI (augmented manifest)
+    tags          what each task staged, by task; known when all are scanned
+    content_tag   tells what was found from what another job of this plan may find; "" where the plan tells all
     """
 
     settings: Settings
@@ -41,6 +44,21 @@ class Job:
     splits: Splits
     batch_bytes: int
     refs: bool
+    tags: tuple[str, ...] = ()
+    content_tag: str = ""
+
+    def staged_name(self, task: int) -> str:
+        """Return the name of what a task staged, without its ending."""
+        return name_of(task, self.tags[task])
+
+    def late_name(self, task: int) -> str:
+        """Return the same for what is staged when all scans are in: it hangs on what other tasks found as well."""
+        return self.staged_name(task) + self.suffix
+
+    @property
+    def suffix(self) -> str:
+        """Return what names of shards and reject files end in, before their endings."""
+        return f"-{self.content_tag}" if self.content_tag else ""
 
     @cached_property
     def fields(self) -> Fields:

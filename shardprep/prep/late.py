@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from shardprep.core.plan import LengthHistogram, ScanPlan, ScanReport
@@ -18,6 +20,7 @@ from shardprep.formats.documents import Reason
 from shardprep.prep.engine import Engine, WorkerDied
 from shardprep.prep.job import Job
 from shardprep.prep.repeats import (
+    LATE_REASONS,
     NAMED,
     REPEAT,
     DropCall,
@@ -30,6 +33,9 @@ from shardprep.prep.repeats import (
     names,
     partitions,
 )
+
+# A document that is left out, and why: 20 bytes, however many repeat.
+GONE = np.dtype([*((name, REPEAT[name]) for name in REPEAT.names or ()), ("reason", "<i4")])
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ def without_lost_objects(plan: ScanPlan, reports: Sequence[ScanReport]) -> list[
                     documents=0,
                     tokens_cut=0,
                     documents_cut=0,
+                    column_bytes=0,
                     objects=objects,
                 )
             )
@@ -100,17 +107,17 @@ def find_and_drop(engine: Engine, job: Job, plan: ScanPlan, reports: Sequence[Sc
     """Return what repeats over the whole input, and what is left out for it. Raises SourceError if that is to stop the job."""
     settings = job.settings
     facts: dict[str, Any] = {}
-    gone: dict[int, dict[int, tuple[str, int, int]]] = {}  # task -> document -> (reason, first task, first document)
+    gone = np.zeros(0, dtype=GONE)
     if settings.dedup == "exact" or len(job.splits.names) > 1:
         texts = _repeats(engine, job, reports, "texts", {})
         if settings.dedup == "exact":
             facts["texts_set_aside"] = len(texts.later)
-            _add(gone, texts.later, Reason.DUPLICATE_TEXT)
+            gone = _marked(gone, texts.later, Reason.DUPLICATE_TEXT)
         else:
             facts["texts_in_two_splits"] = texts.leaked
             facts["texts_in_two_splits_examples"] = _examples(engine, job, texts.leaks)
     if settings.id_field is not None:
-        ids = _repeats(engine, job, reports, "ids", {t: np.array(sorted(d), dtype=np.int64) for t, d in gone.items()})
+        ids = _repeats(engine, job, reports, "ids", {task: some["document"] for task, some in _by_task(gone)})
         facts["ids"] = len(ids.later)
         facts["ids_examples"] = [pair[0] for pair in _examples(engine, job, ids.later[:NAMED])]
         if len(ids.later) and settings.on_duplicate_id == "fail":
@@ -120,12 +127,12 @@ def find_and_drop(engine: Engine, job: Job, plan: ScanPlan, reports: Sequence[Sc
                 ids=facts["ids_examples"],
             )
         if settings.on_duplicate_id == "set-aside":
-            _add(gone, ids.later, Reason.DUPLICATE_ID)
+            gone = _marked(gone, ids.later, Reason.DUPLICATE_ID)
     return _drop_all(engine, job, plan, gone, facts)
 
 
 def _repeats(
-    engine: Engine, job: Job, reports: Sequence[ScanReport], kind: str, gone: dict[int, NDArray[np.int64]]
+    engine: Engine, job: Job, reports: Sequence[ScanReport], kind: str, gone: dict[int, NDArray[np.int32]]
 ) -> Repeats:
     """Return the repeats of one kind over all hash ranges."""
     tasks = np.array([report.task for report in reports], dtype=np.int64)
@@ -149,54 +156,72 @@ def _alive(result: Any) -> Any:
     return result
 
 
-def _add(gone: dict[int, dict[int, tuple[str, int, int]]], later: NDArray[Any], reason: Reason) -> None:
-    for task, document, first_task, first in later.tolist():
-        gone.setdefault(task, {})[document] = (str(reason), first_task, first)
+def _marked(gone: NDArray[Any], later: NDArray[Any], reason: Reason) -> NDArray[Any]:
+    """Return GONE (n,) with these repeats added, by task and document."""
+    added = np.zeros(len(later), dtype=GONE)
+    for name in REPEAT.names or ():
+        added[name] = later[name]
+    added["reason"] = LATE_REASONS.index(reason)
+    both = np.concatenate([gone, added])
+    return both[np.lexsort((both["document"], both["task"]))]
+
+
+def _by_task(gone: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield each task with its part of GONE."""
+    starts = np.flatnonzero(np.diff(gone["task"], prepend=-1))
+    for start, stop in itertools.pairwise([*starts.tolist(), len(gone)]):
+        yield int(gone["task"][start]), gone[start:stop]
 
 
 def _examples(engine: Engine, job: Job, pairs: NDArray[Any]) -> list[list[str]]:
     """Return [id, id of the first] of a few repeats."""
-    wanted: dict[int, set[int]] = {}
-    for task, document, first_task, first in pairs.tolist():
-        wanted.setdefault(task, set()).add(document)
-        wanted.setdefault(first_task, set()).add(first)
-    ids = _names(engine, job, wanted)
-    return [[ids[task, document], ids[first_task, first]] for task, document, first_task, first in pairs.tolist()]
+    ids = _Names(engine, job, _packed(np.concatenate([_places(pairs, ""), _places(pairs, "first_")])))
+    columns = (ids.of(_packed(_places(pairs, prefix))).to_pylist() for prefix in ("", "first_"))
+    return [list(pair) for pair in zip(*columns, strict=True)]
 
 
-def _names(engine: Engine, job: Job, wanted: dict[int, set[int]]) -> dict[tuple[int, int], str]:
-    tasks = sorted(wanted)
-    found: dict[tuple[int, int], str] = {}
-    for index, result in engine.run(
-        names, len(tasks), lambda i: NamesCall(job, tasks[i], np.array(sorted(wanted[tasks[i]]), dtype=np.int64))
-    ):
-        found |= {(tasks[index], document): name for document, name in _alive(result).items()}
-    return found
+def _places(pairs: NDArray[Any], prefix: str) -> NDArray[np.int64]:
+    """Return int64 (n, 2): task and document of repeats, or of their firsts."""
+    return np.stack([pairs[prefix + "task"], pairs[prefix + "document"]], axis=1).astype(np.int64)
 
 
-def _drop_all(
-    engine: Engine, job: Job, plan: ScanPlan, gone: dict[int, dict[int, tuple[str, int, int]]], facts: dict[str, Any]
-) -> Late:
+def _packed(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    return places[:, 0] << 32 | places[:, 1]
+
+
+class _Names:
+    """Ids of documents, as columns: a text of Arrow each, and no object of Python's."""
+
+    def __init__(self, engine: Engine, job: Job, wanted: NDArray[np.int64]) -> None:
+        self._places = np.unique(wanted)
+        task = self._places >> 32
+        starts = np.flatnonzero(np.diff(task, prepend=-1))
+        bounds = list(itertools.pairwise([*starts.tolist(), len(task)]))
+
+        def call(i: int) -> NamesCall:
+            start, stop = bounds[i]
+            return NamesCall(job, int(task[start]), self._places[start:stop] & 0xFFFFFFFF)
+
+        parts = {index: _alive(result) for index, result in engine.run(names, len(bounds), call)}
+        self._ids = pa.chunked_array([parts[i] for i in range(len(bounds))], pa.large_string()).combine_chunks()
+
+    def of(self, wanted: NDArray[np.int64]) -> pa.Array:
+        """Return the ids of these documents, large_string (n,)."""
+        return self._ids.take(pa.array(np.searchsorted(self._places, wanted)))
+
+
+def _drop_all(engine: Engine, job: Job, plan: ScanPlan, gone: NDArray[Any], facts: dict[str, Any]) -> Late:
     """Stage what is left of each task that loses documents."""
-    wanted: dict[int, set[int]] = {}
-    for documents in gone.values():
-        for _, first_task, first in documents.values():
-            wanted.setdefault(first_task, set()).add(first)
-    ids = _names(engine, job, wanted)
-    tasks = sorted(gone)
+    ids = _Names(engine, job, _packed(_places(gone, "first_")))
+    by_task = list(_by_task(gone))
 
     def call(i: int) -> DropCall:
-        documents = sorted(gone[tasks[i]].items())
-        return DropCall(
-            job,
-            plan.task(tasks[i]),
-            np.array([document for document, _ in documents], dtype=np.int64),
-            tuple(reason for _, (reason, _, _) in documents),
-            tuple(ids[first_task, first] for _, (_, first_task, first) in documents),
-        )
+        task, some = by_task[i]
+        first_ids = ids.of(_packed(_places(some, "first_")))
+        return DropCall(job, plan.task(task), some["document"].astype(np.int64), some["reason"].copy(), first_ids)
 
     histograms, set_aside, cuts = {}, dict[str, int](), list[int]()
-    for _, result in engine.run(drop, len(tasks), call):
+    for _, result in engine.run(drop, len(by_task), call):
         dropped: Dropped = _alive(result)
         histograms[dropped.task] = dropped.histograms
         cuts += dropped.cuts
@@ -205,9 +230,6 @@ def _drop_all(
     return Late(dict(sorted(histograms.items())), dict(sorted(set_aside.items())), facts, tuple(cuts))
 
 
-def staged_digest(staged: Iterable[bytes], late: Late) -> str:
+def staged_digest(tags: Sequence[str], late: Late) -> str:
     """Return what tells the staged rows of one run from those of another, hex."""
-    digest = hashlib.sha256(late.digest())
-    for part in staged:
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.sha256(late.digest() + "".join(tags).encode()).hexdigest()

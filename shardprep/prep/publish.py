@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shardprep.core.manifest import Manifest, parse
+from shardprep.core.plan import SourceTable
 from shardprep.errors import Exists, ManifestConflict, ManifestError, NotFound, StoreError
 from shardprep.prep.settings import Settings
+from shardprep.prep.tags import may_differ
 from shardprep.storage.local import LocalStore
 from shardprep.storage.store import Store, open_store
 
@@ -54,9 +58,13 @@ class Output:
             existing = None
         return cls(uri, store, existing, data, etag)
 
-    def refuse_conflict(self, plan: str, settings: Settings) -> None:
+    def may_differ(self, table: SourceTable) -> bool:
+        """Say whether what stands here could be another data set if its plan was built again."""
+        return self.existing is not None and may_differ(self.existing, table)
+
+    def refuse_conflict(self, plan: str, settings: Settings, table: SourceTable) -> None:
         """Raise ManifestConflict if another data set stands here and is not to be replaced."""
-        if self.existing is not None and self.existing.plan != plan and settings.overwrite:
+        if self.existing is not None and settings.overwrite and (self.existing.plan != plan or self.may_differ(table)):
             self.store.check_publishable(replacing=True)
         if self.existing is not None and self.existing.plan != plan and not settings.overwrite:
             raise ManifestConflict(
@@ -85,7 +93,16 @@ class Output:
             else:
                 self.store.put_new(MANIFEST, data)
         except Exists as error:
-            if self.store.get(MANIFEST) != data:
+            there = self.store.get(MANIFEST)
+            if (
+                there != data and there == self.existing_bytes
+            ):  # its shards were lost, and the source is not what it was
+                raise ManifestConflict(
+                    f"{join(self.uri, MANIFEST)} is of the same plan, but objects that could not be read, or that have no "
+                    "version, give other rows now. This job's data set is not published; --overwrite replaces the old one",
+                    uri=self.uri,
+                ) from error
+            if there != data:
                 raise ManifestConflict(
                     f"another job published {join(self.uri, MANIFEST)} meanwhile, with other content. "
                     "This job's data set is not published; look at what is there, then run again with another output "
@@ -93,8 +110,23 @@ class Output:
                     uri=self.uri,
                 ) from error
 
-    def sweep_replaced(self, plan: str) -> None:
-        """Remove the folder of the data set that was replaced, and what writers that died left half written."""
+    def leftovers(self, folders: Sequence[str], ours: Collection[str]) -> list[str]:
+        """Return what lies in our own folders and is not ours: shards of a job that met other faults, and stopped.
+
+        To be asked before publishing, and swept after it: from then on no job that wrote them can publish any more.
+        """
+        return [
+            key
+            for folder in folders
+            for page in self.store.list(folder)
+            for key in page.keys.to_pylist()
+            if key not in ours
+        ]
+
+    def sweep_replaced(self, plan: str, leftovers: Sequence[str]) -> None:
+        """Remove the data set that was replaced, the leftovers, and what writers that died left half written."""
+        with suppress(StoreError):  # they harm nobody
+            self.store.delete(leftovers)
         if self.existing is not None and self.existing.plan != plan and PLAN.fullmatch(self.existing.plan):
             sweep_quietly(self.store, self.existing.plan + "/")
         if isinstance(self.store, LocalStore):

@@ -9,7 +9,8 @@ from shardprep.formats.documents import Document, DocumentParser
 from shardprep.formats.reasons import Reason, Refused
 from shardprep.prep.job import Worker
 from shardprep.storage.fetch import Item, fetch
-from shardprep.storage.store import split_uri
+from shardprep.storage.local_files import key_of_path
+from shardprep.storage.store import local_path_of, split_uri
 
 
 def texts_of(
@@ -20,11 +21,17 @@ def texts_of(
     by_root: dict[str, list[tuple[int, str]]] = {}
     for place, document in enumerate(documents):
         if document.ref is not None:
+            if "\0" in document.ref:
+                texts[place] = Refused(Reason.UNUSABLE_KEY, f"source-ref {document.ref!r}: a NUL byte is in it")
+                continue
             try:
                 root, key = split_uri(document.ref)
             except ConfigError as error:
                 texts[place] = Refused(Reason.UNUSABLE_KEY, f"source-ref {document.ref}: {error.message}")
                 continue
+            path = local_path_of(document.ref)
+            if path is not None:  # the root is the folder as it is, the key a name
+                key = key_of_path(path).rpartition("/")[2]
             by_root.setdefault(root, []).append((place, key))
     for root, wanted in by_root.items():
         try:

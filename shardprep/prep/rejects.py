@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from shardprep.formats.documents import Reject
-from shardprep.prep.stage import name_of
+from shardprep.prep.job import Job
 from shardprep.storage.store import Store
 
 PART_BYTES = 32 << 20
@@ -33,7 +33,7 @@ def reject_line(name: str, reject: Reject) -> bytes:
 
 
 def staged_rejects(
-    store: Store, scanned: Collection[int], late: Collection[int], lines_before: Mapping[int, int]
+    job: Job, store: Store, scanned: Collection[int], late: Collection[int], lines_before: Mapping[int, int]
 ) -> Iterator[bytes]:
     """Yield the reject lines of the tasks that set something aside while scanning, and of those that lost rows late.
 
@@ -41,9 +41,10 @@ def staged_rejects(
     the staging folder: a scan that was cut short may have left lines of its own. Raises NotFound if some are gone.
     """
     for task in sorted({*scanned, *late}):
-        for ending, tasks in ((".rejects.jsonl", scanned), (".late.jsonl", late)):
+        names = {job.staged_name(task) + ".rejects.jsonl": scanned, job.late_name(task) + ".late.jsonl": late}
+        for name, tasks in names.items():
             if task in tasks:
-                for line in store.get(name_of(task) + ending).split(b"\n")[:-1]:
+                for line in store.get(name).split(b"\n")[:-1]:
                     # a late drop knows its line as the scan did, from the range's start
                     yield _moved(line, lines_before.get(task, 0)) + b"\n"
 

@@ -20,11 +20,12 @@ from shardprep.core.plan import LengthHistogram, ScanTask, histogram_of
 from shardprep.formats.documents import Reason
 from shardprep.prep.hashes import HASHES, Place, read_hashes
 from shardprep.prep.job import Job, Worker, worker_of
-from shardprep.prep.stage import DOCUMENT, Staged, name_of, read_batch, staged_of
+from shardprep.prep.stage import DOCUMENT, Staged, read_batch, staged_of
 
 ROWS_PER_TASK = 2_000_000  # hashes of 40 bytes held at once by a worker: 80 MB, and as much again while sorting
 READERS = 16
 NAMED = 5  # the first few are named in the summary
+LATE_REASONS = (Reason.DUPLICATE_TEXT, Reason.DUPLICATE_ID)
 REPEAT = np.dtype([("task", "<i4"), ("document", "<i4"), ("first_task", "<i4"), ("first_document", "<i4")])
 
 
@@ -42,7 +43,7 @@ class RepeatsCall:
     stop: int
     tasks: NDArray[np.int64]
     documents: NDArray[np.int64]
-    gone: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    gone: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,23 +109,25 @@ def _load(call: RepeatsCall, worker: Worker) -> tuple[NDArray[Any], NDArray[np.i
 
 
 def _load_one(call: RepeatsCall, worker: Worker, task: int) -> NDArray[Any]:
-    table = read_hashes(worker.staging, f"{name_of(task)}.{call.kind}", call.start, call.stop)
+    table = read_hashes(worker.staging, f"{call.job.staged_name(task)}.{call.kind}", call.start, call.stop)
     gone = call.gone.get(task)
     return table if gone is None else table[~np.isin(table["document"], gone)]
 
 
 @dataclass(frozen=True)
 class DropCall:
-    """Documents of one scan task that are set aside after all, with the reason of each.
+    """Documents of one scan task that are set aside after all.
 
-    first_ids   the id that each is a repeat of
+    documents   int64 (n,)
+    reasons     int32 (n,) indices into LATE_REASONS
+    first_ids   large_string (n,): the id that each is a repeat of
     """
 
     job: Job
     task: ScanTask
     documents: NDArray[np.int64]
-    reasons: tuple[str, ...]
-    first_ids: tuple[str, ...]
+    reasons: NDArray[np.int32]
+    first_ids: pa.Array
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,11 @@ class Dropped:
 def drop(call: DropCall) -> Dropped:
     """Stage which rows of a task are kept, and the reject lines; return what is left out."""
     worker = worker_of(call.job)
-    staged = staged_of(worker.staging, call.task.index)
-    name = name_of(call.task.index)
+    staged = staged_of(worker.staging, call.task.index, call.job.tags[call.task.index])
+    name = call.job.late_name(call.task.index)
     gone: list[LengthHistogram] = []
     for split in range(len(call.job.splits.names)):
-        owners, lengths = _owners(worker, staged, split)
+        owners, lengths = _owners(call.job, worker, staged, split)
         out = np.isin(owners, call.documents)
         worker.staging.put(f"{name}.kept-{split}.npy", np.flatnonzero(~out).astype(np.int64).tobytes())
         gone.append(histogram_of(lengths[out]))
@@ -155,60 +158,67 @@ def drop(call: DropCall) -> Dropped:
     names = {ref.number: ref.name for ref in call.task.objects}
     lines = []
     counts: dict[str, int] = {}
-    for document, reason, first in zip(call.documents.tolist(), call.reasons, call.first_ids, strict=True):
+    for document, code, first in zip(
+        call.documents.tolist(), call.reasons.tolist(), call.first_ids.to_pylist(), strict=True
+    ):
         number, offset, line, _ = places[document]
+        reason = LATE_REASONS[code]
         what = "text" if reason == Reason.DUPLICATE_TEXT else "id"
         value = {
             "key": names[number],
             "line": line,
             "offset": offset,
-            "reason": reason,
+            "reason": str(reason),
             "detail": f"same {what} as {first}",
         }
         lines.append(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
-        counts[reason] = counts.get(reason, 0) + 1
+        counts[str(reason)] = counts.get(str(reason), 0) + 1
     worker.staging.put(name + ".late.jsonl", b"".join(lines))
     return Dropped(call.task.index, tuple(gone), counts, tuple(cut for *_, cut in places.values() if cut))
 
 
-def _owners(worker: Worker, staged: Staged, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _owners(job: Job, worker: Worker, staged: Staged, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the document number and the length of each staged row of a split."""
     owners, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for batch in _batches(worker, staged, split):
+    for batch in _batches(job, worker, staged, split):
         owners.append(batch.column(DOCUMENT).to_numpy().astype(np.int64))
         lengths.append(np.diff(batch.column("input_ids").offsets.to_numpy()).astype(np.int64))
     return np.concatenate(owners), np.concatenate(lengths)
 
 
-def _batches(worker: Worker, staged: Staged, split: int | None) -> Iterator[pa.RecordBatch]:
-    name = name_of(staged.report.task) + ".arrow"
+def _batches(job: Job, worker: Worker, staged: Staged, split: int | None) -> Iterator[pa.RecordBatch]:
+    name = job.staged_name(staged.report.task) + ".arrow"
     for start, stop, batch_split, _ in staged.batches.tolist():
         if split is None or batch_split == split:
             yield read_batch(staged, worker.staging.get_range(name, start, stop))
 
 
 def _places(worker: Worker, call: DropCall) -> dict[int, Place]:
-    table = read_hashes(worker.staging, f"{name_of(call.task.index)}.{call.job.settings.hashed[0]}", 0, 256)
+    table = read_hashes(
+        worker.staging, f"{call.job.staged_name(call.task.index)}.{call.job.settings.hashed[0]}", 0, 256
+    )
     wanted = table[np.isin(table["document"], call.documents)]
     return {int(r["document"]): (int(r["number"]), int(r["offset"]), int(r["line"]), int(r["cut"])) for r in wanted}
 
 
 @dataclass(frozen=True)
 class NamesCall:
-    """The ids of some documents of one scan task."""
+    """The ids of some documents of one scan task: int64 (n,), ascending, each once."""
 
     job: Job
     task: int
     documents: NDArray[np.int64]
 
 
-def names(call: NamesCall) -> dict[int, str]:
-    """Return the ids of documents by their numbers."""
+def names(call: NamesCall) -> pa.Array:
+    """Return the ids of documents, in their order, large_string (n,)."""
     worker = worker_of(call.job)
-    staged = staged_of(worker.staging, call.task)
-    wanted, out = set(call.documents.tolist()), {}
-    for batch in _batches(worker, staged, None):
+    staged = staged_of(worker.staging, call.task, call.job.tags[call.task])
+    found, ids = [np.zeros(0, dtype=np.int64)], [pa.array([], pa.large_string())]
+    for batch in _batches(call.job, worker, staged, None):
         owners = batch.column(DOCUMENT).to_numpy()
-        for row in np.flatnonzero(np.isin(owners, list(wanted))):
-            out[int(owners[row])] = batch.column("id")[int(row)].as_py()
-    return out
+        rows = np.flatnonzero(np.isin(owners, call.documents))
+        found.append(owners[rows].astype(np.int64))
+        ids.append(batch.column("id").take(pa.array(rows)).cast(pa.large_string()))
+    _, first = np.unique(np.concatenate(found), return_index=True)  # pieces of a document have its id each
+    return pa.concat_arrays(ids).take(pa.array(first))

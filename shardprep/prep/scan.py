@@ -24,39 +24,32 @@ from shardprep.errors import (
 )
 from shardprep.formats.columns import columns_to_arrow, merge_types
 from shardprep.formats.documents import Document, DocumentParser, Parsed, Reason, Reject, is_lines
-from shardprep.formats.reasons import Refused
+from shardprep.formats.reasons import FAULTS, Refused
 from shardprep.prep.hashes import Place, hash_table
 from shardprep.prep.job import Job, Worker, worker_of
 from shardprep.prep.references import storage_reason, texts_of
 from shardprep.prep.rejects import reject_line
-from shardprep.prep.stage import DOCUMENT, PIECE, Staged, load_staged, name_of, stage_rows
+from shardprep.prep.stage import DOCUMENT, PIECE, Staged, load_staged, name_of, stage_rows, tag_of
+from shardprep.prep.tags import REFERENCES
 from shardprep.storage.fetch import Item, check_reachable, fetch, is_of_credentials
 
 ENCODE_DOCUMENTS = 512  # documents tokenized at once; building-blocks: 200 to 1,000 are even
 ENCODE_CHARS = 4_000_000
 HEAD_BYTES = 65_536
-# A byte range that is set aside for one of these takes its whole object with it: what it held is not known.
-LOST_REASONS = (
-    Reason.OBJECT_CHANGED,
-    Reason.MISSING_OBJECT,
-    Reason.ACCESS_DENIED,
-    Reason.UNREADABLE_OBJECT,
-    Reason.WORKER_DIED,
-)
 
 
 @dataclass(frozen=True)
 class ScanCall:
     """A scan of one task.
 
-    known   an earlier run may have staged this task
+    known   tags under which earlier runs staged this task
     skip    object name -> records not to be read (None: the whole object): they killed their worker
     only    records start to stop of the task's single object, and nothing is staged: the search for such a record
     """
 
     job: Job
     task: ScanTask
-    known: bool = True
+    known: tuple[str, ...] = ()
     skip: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
     only: tuple[int, int] | None = None
     dry: bool = False
@@ -65,9 +58,9 @@ class ScanCall:
 def scan(call: ScanCall) -> ScanReport:
     """Return the report of a task, staged; a task that an earlier run staged is only checked."""
     worker = worker_of(call.job)
-    if call.known and not call.dry:
-        staged = load_staged(worker.staging, call.task.index, check=True)
-        if staged is not None and _trusted(staged, call.job):
+    for tag in () if call.dry else call.known:
+        staged = load_staged(worker.staging, call.task.index, tag, check=True)
+        if staged is not None and _trusted(staged, call):
             return staged.report
     collector = _Collector(call, worker)
     for ref, parsed in _parsed(call, worker, collector.parser):
@@ -75,17 +68,21 @@ def scan(call: ScanCall) -> ScanReport:
     return collector.finish()
 
 
-def _trusted(staged: Staged, job: Job) -> bool:
+def _trusted(staged: Staged, call: ScanCall) -> bool:
     """Say whether what an earlier run staged may be used.
 
     Not if an object could not be read then: it may be now. Not if documents were set aside and the job is to stop at the
-    first one. And not if it came from a fast backend that is not to be used.
+    first one. Not if it came from a fast backend that is not to be used. And with --overwrite not if nobody can tell
+    whether the source has changed.
     """
-    if job.settings.on_bad == "fail" and staged.report.set_aside:
+    report, settings = staged.report, call.job.settings
+    if settings.on_bad == "fail" and report.set_aside:
         return False
-    if any(reason in staged.report.set_aside for reason in LOST_REASONS if reason != Reason.WORKER_DIED):
+    if any(reason in report.set_aside for reason in FAULTS if reason != Reason.WORKER_DIED):
         return False
-    return not staged.backend.startswith("fast") or job.backend != "reference"
+    if settings.overwrite and (report.objects.get(REFERENCES) or not all(ref.etag for ref in call.task.objects)):
+        return False
+    return not report.backend.startswith("fast") or call.job.backend != "reference"
 
 
 def _parsed(call: ScanCall, worker: Worker, parser: DocumentParser) -> Iterator[tuple[ObjectRef, Parsed]]:
@@ -145,14 +142,19 @@ def _parsed_range(call: ScanCall, worker: Worker, parser: DocumentParser) -> Par
                     Reason.TOO_LARGE, f"{ref.size_bytes} bytes, not JSON lines, more than --max-object-size {limit}"
                 )
             return parser.parse_object(ref.name, source.read(0, ref.size_bytes))
-        data, first = _whole_lines(source, start, stop, ref.size_bytes)
+        data, first, giant = _whole_lines(source, start, stop, ref.size_bytes, call.job.settings.max_object_bytes)
     except StoreError as error:
         if is_of_credentials(error):
             raise
         if isinstance(error, Unavailable):
             check_reachable(store, error, 0)
         return _whole_reject(storage_reason(error), error.message)
-    return parser.parse_lines(ref.name, data, first)
+    parsed = parser.parse_lines(ref.name, data, first)
+    if giant is None:
+        return parsed
+    detail = f"a line of more than {call.job.settings.max_object_bytes} bytes, the most that --max-object-size allows"
+    reject = Reject(parsed.lines + 1, giant, Reason.TOO_LARGE, detail, b"")
+    return Parsed(parsed.documents, [*parsed.rejects, reject], parsed.found + 1, parsed.lines + 1)
 
 
 @dataclass(frozen=True)
@@ -189,24 +191,31 @@ def _holds_lines(source: _Ranged, size: int, most: int) -> bool:
         head_bytes = min(head_bytes * 8, most)
 
 
-def _whole_lines(source: _Ranged, start: int, stop: int, size: int) -> tuple[bytes, int]:
-    """Return the lines that begin in [start, stop), whole, and the byte where the first of them begins."""
+def _whole_lines(source: _Ranged, start: int, stop: int, size: int, most: int) -> tuple[bytes, int, int | None]:
+    """Return the lines that begin in [start, stop), whole, and the byte where the first of them begins.
+
+    If the last of them goes on beyond `most` bytes it is not read on and left out: third is the byte where it begins.
+    """
     data = source.read(max(0, start - 1), stop)
     first = start
     if start > 0:  # the byte before tells whether a line begins right here
         end = data.find(b"\n")
         if end < 0:
-            return b"", start
+            return b"", start, None
         first, data = start + end, data[end + 1 :]
+    last = data.rfind(b"\n") + 1  # where the line begins that goes on beyond the range
     pieces, end, step = [data], stop, HEAD_BYTES
     while data and end < size and not pieces[-1].endswith(b"\n"):
-        piece = source.read(end, min(size, end + step))
+        length = end - first - last
+        if length > most:
+            return data[:last], first, first + last
+        piece = source.read(end, min(size, end + min(step, most + 1 - length)))
         cut = piece.find(b"\n")
         pieces.append(piece if cut < 0 else piece[: cut + 1])
         end, step = end + len(piece), step * 2
         if cut >= 0:
             break
-    return b"".join(pieces), first
+    return b"".join(pieces), first, None
 
 
 class _Collector:
@@ -246,7 +255,7 @@ class _Collector:
             self._objects["bytes"] += ref.size_bytes
         if self._call.task.byte_range is not None:
             self._line_feeds += parsed.lines
-            self._objects["lost"] = int(any(r.reason in LOST_REASONS and r.line is None for r in parsed.rejects))
+            self._objects["lost"] = int(any(r.reason in FAULTS and r.line is None for r in parsed.rejects))
         self._found += parsed.found
         for reject in parsed.rejects:
             self._reject(ref, reject)
@@ -268,6 +277,9 @@ class _Collector:
 
     def _resolved(self, ref: ObjectRef, documents: list[Document]) -> Iterator[Document]:
         """Yield the documents with their texts; where a text lies behind a URI it is fetched."""
+        behind = sum(document.ref is not None for document in documents)
+        if behind:
+            self._objects[REFERENCES] = self._objects.get(REFERENCES, 0) + behind
         for document, text in texts_of(self._worker, self.parser, documents):
             if isinstance(text, Refused):
                 self._reject(ref, Reject(document.line, document.offset, text.reason, text.detail, b""))
@@ -399,10 +411,9 @@ class _Collector:
             column_types=types,
             objects=self._objects,
             line_feeds=self._line_feeds,
+            backend=self._worker.encoder.backend if self._documents else "",
         )
-        if not self._call.dry:
-            self._stage(report, block, splits, by_document)
-        return report
+        return report if self._call.dry else self._stage(report, block, splits, by_document)
 
     def _batch_of_columns(
         self, owners: NDArray[np.int64], pieces: NDArray[np.int64]
@@ -433,26 +444,26 @@ class _Collector:
 
     def _stage(
         self, report: ScanReport, block: TokenBlock, splits: NDArray[np.int8], by_document: NDArray[np.int8]
-    ) -> None:
-        """Put the task's files, and the sidecar that makes them count after them."""
-        name = name_of(report.task)
+    ) -> ScanReport:
+        """Put the task's files, and after them the sidecar that makes them count; return the report with their tag."""
         data, schema, batches = stage_rows(block, splits, self._job.batch_bytes)
-        others: dict[str, bytes] = {
-            f"{name}.{kind}": self._hash_table(kind, by_document) for kind in self._job.settings.hashed
-        }
+        others: dict[str, Any] = {f".{kind}": self._hash_table(kind, by_document) for kind in self._job.settings.hashed}
         if self._rejects:
-            others[name + ".rejects.jsonl"] = b"".join(self._rejects)
-        self._worker.stage({**others, name + ".arrow": data})
+            others[".rejects.jsonl"] = b"".join(self._rejects)
         staged = Staged(
             report=report,
-            backend=self._worker.encoder.backend if report.documents else "",
             sha256=hashlib.sha256(data).hexdigest(),
             size_bytes=len(data),
             schema=schema,
             batches=batches,
             others={other: hashlib.sha256(content).hexdigest() for other, content in others.items()},
         )
-        self._worker.stage({name + ".json": staged.to_bytes()})
+        sidecar = staged.to_bytes()
+        report = replace(report, tag=tag_of(sidecar))
+        name = name_of(report.task, report.tag)
+        self._worker.stage({name + ending: content for ending, content in {**others, ".arrow": data}.items()})
+        self._worker.stage({name + ".json": sidecar})
+        return report
 
     def _hash_table(self, kind: str, by_document: NDArray[np.int8]) -> bytes:
         """Return who has which text, or which id, as a staged table."""

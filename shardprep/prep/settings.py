@@ -177,12 +177,18 @@ def _coerced(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name == "columns":
-        return (value,) if isinstance(value, str) else tuple(value)
+        columns = (value,) if isinstance(value, str) else value
+        if not isinstance(columns, (list, tuple)) or not all(isinstance(column, str) for column in columns):
+            raise ConfigError(f"--column must be a text, or a list of texts, got {value!r}", setting=name)
+        return tuple(columns)
     if name == "bucket_edges":
+        edges = value.split(",") if isinstance(value, str) else value
         try:
-            return tuple(int(edge) for edge in (value.split(",") if isinstance(value, str) else value))
+            if isinstance(edges, (list, tuple)) and all(type(edge) in (int, str) for edge in edges):
+                return tuple(int(edge) for edge in edges)
         except ValueError:
-            raise ConfigError(f"--bucket-edges must be numbers with commas between, got {value!r}") from None
+            pass  # a text that is no number
+        raise ConfigError(f"--bucket-edges must be whole numbers with commas between, got {value!r}", setting=name)
     if name == "storage_options":
         return _options(value)
     if name == "split" and isinstance(value, Mapping):
@@ -213,11 +219,11 @@ def _options(value: Any) -> tuple[tuple[str, str], ...]:
     if isinstance(value, Mapping):
         return tuple(sorted((str(k), str(v)) for k, v in value.items()))
     pairs = []
-    for item in value:
-        key, equals, text = item.partition("=") if isinstance(item, str) else (item[0], "=", item[1])
-        if not equals or not key:
-            raise ConfigError(f"--storage-option must be key=value, got {item!r}")
-        pairs.append((key, text))
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        pair = item.split("=", 1) if isinstance(item, str) else item
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not pair[0]:
+            raise ConfigError(f"--storage-option must be key=value, got {item!r}", setting="storage_options")
+        pairs.append((str(pair[0]), str(pair[1])))
     return tuple(sorted(pairs))
 
 

@@ -15,6 +15,7 @@ from shardprep.core.plan import SourceTable, object_name
 from shardprep.errors import Denied, NotFound, SourceError, StoreError
 from shardprep.formats.reasons import Reason
 from shardprep.prep.source_table import Rejected, TableBuilder
+from shardprep.storage.local_files import key_of_path, name_of_key
 from shardprep.storage.store import Listing, Store, local_path_of, split_uri
 
 PAGE_LINES = 10_000
@@ -35,6 +36,10 @@ def add_entries(data: bytes, uri: str, builder: TableBuilder) -> list[Rejected]:
         for number, line in page:
             entry = line.strip()
             if not entry or entry.startswith("#"):
+                continue
+            if "\0" in entry:  # no file and no key has one, and the operating system refuses to look
+                what = f"line {number} of {uri} holds a NUL byte; is the list UTF-8?"
+                rejects.append((entry, Reason.UNUSABLE_KEY, what))
                 continue
             root, key = _place(entry, folder)
             if key and not key.endswith("/"):
@@ -64,7 +69,7 @@ def _place(entry: str, folder: str) -> tuple[str, str]:
     if path is None:
         return split_uri(entry)
     is_folder = path.endswith("/")
-    return LOCAL, os.path.abspath(path).lstrip("/") + ("/" if is_folder else "")
+    return LOCAL, key_of_path(os.path.abspath(path)).lstrip("/") + ("/" if is_folder else "")
 
 
 def with_sizes(
@@ -121,7 +126,7 @@ def _rooted(table: SourceTable) -> SourceTable:
     folder = os.path.commonpath([os.path.dirname(first), os.path.dirname(last)])
     cut = len(folder) + 1 if folder else 0
     keys = pc.if_else(pa.array(local), pc.utf8_slice_codeunits(table.keys, cut), table.keys)
-    roots = tuple("/" + folder if root == LOCAL else root for root in table.roots)
+    roots = tuple("/" + name_of_key(folder) if root == LOCAL else root for root in table.roots)
     return SourceTable(roots, table.labels, table.root, keys, table.sizes, table.etags)
 
 

@@ -1,9 +1,12 @@
 """Staged rows: one Arrow stream a scan task, rows by split and length, with a sidecar that says what is where.
 
-    scan-00007.arrow   an Arrow IPC stream; each record batch is one band of lengths of one split
-    scan-00007.json    written after it: the report, and the byte range of each batch, so that a batch is one ranged read
+    scan-00007-5d0c1e2a.arrow   an Arrow IPC stream; each record batch is one band of lengths of one split
+    scan-00007-5d0c1e2a.json    written after it: the report, and the byte range of each batch, so that a batch is one
+                                ranged read
 
-A task whose sidecar is there is done: names come from the plan, and the hash is checked before the file is trusted.
+A task whose sidecar is there is done: its hash and those of the files with it are checked before they are trusted. The tag
+is a digest of the sidecar, and so of all that was staged: two scans of one task that found different rows (another job met
+an object that had changed; another backend) never share a name, and neither reads the other's (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,6 +32,8 @@ from shardprep.storage.store import Store
 
 DOCUMENT = "_document"  # staged only: the number of the row's document in its task
 PIECE = "piece"
+TAG_DIGITS = 8  # of a digest, in a name
+SIDECAR = re.compile(rf"scan-([0-9]+)-([0-9a-f]{{{TAG_DIGITS}}})\.json")
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow columnar format, IPC streaming format
 
 
@@ -34,12 +41,11 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow columnar format, IP
 class Staged:
     """The sidecar of a staged file.
 
-    others    name -> sha256 of the files staged with it: hashes of texts and ids, rejects
+    others    ending -> sha256 of the files staged with it: hashes of texts and ids, rejects
     batches   int64 (batches, 4): byte start, byte stop, split, rows
     """
 
     report: ScanReport
-    backend: str
     sha256: str
     size_bytes: int
     schema: bytes
@@ -50,7 +56,6 @@ class Staged:
         """Return the sidecar as JSON."""
         value = {
             "report": report_to_json(self.report),
-            "backend": self.backend,
             "sha256": self.sha256,
             "size_bytes": self.size_bytes,
             "schema": base64.b64encode(self.schema).decode(),
@@ -63,10 +68,11 @@ class Staged:
     def of(cls, data: bytes) -> Staged:
         """Return the sidecar behind `to_bytes`."""
         value = orjson.loads(data)
+        value["report"]["tag"] = tag_of(data)
         batches = np.array(value["batches"], dtype=np.int64).reshape(-1, 4)
         schema = base64.b64decode(value["schema"])
         report = report_of_json(value["report"])
-        return cls(report, value["backend"], value["sha256"], value["size_bytes"], schema, batches, value["others"])
+        return cls(report, value["sha256"], value["size_bytes"], schema, batches, value["others"])
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -80,9 +86,24 @@ class Staged:
         return chosen, starts.astype(np.int64)
 
 
-def name_of(task: int) -> str:
-    """Return the name of a task's staged file, without its ending."""
-    return f"scan-{task:05d}"
+def name_of(task: int, tag: str) -> str:
+    """Return the name of a task's staged files, without their endings."""
+    return f"scan-{task:05d}-{tag}"
+
+
+def tag_of(sidecar: bytes) -> str:
+    """Return the tag that a sidecar and the files it speaks of are named by."""
+    return hashlib.sha256(sidecar).hexdigest()[:TAG_DIGITS]
+
+
+def tags_of(keys: Iterable[str]) -> dict[int, tuple[str, ...]]:
+    """Return the tags under which each task is staged, from the names in a staging folder."""
+    found: dict[int, list[str]] = {}
+    for key in keys:
+        match = SIDECAR.fullmatch(key)
+        if match:
+            found.setdefault(int(match[1]), []).append(match[2])
+    return {task: tuple(sorted(tags)) for task, tags in found.items()}
 
 
 def stage_rows(
@@ -113,27 +134,31 @@ def _cuts(lengths: NDArray[np.int64], splits: NDArray[np.int8], batch_bytes: int
     return np.concatenate([[0], starts, [len(lengths)]]).astype(np.int64)
 
 
-def load_staged(store: Store, task: int, *, check: bool) -> Staged | None:
+def load_staged(store: Store, task: int, tag: str, *, check: bool) -> Staged | None:
     """Return a task's sidecar if it is there; with `check`, only if every file that goes with it has its hash."""
+    name = name_of(task, tag)
     try:
-        staged = Staged.of(store.get(name_of(task) + ".json"))
+        data = store.get(name + ".json")
+        staged = Staged.of(data)
     except NotFound:
         return None
     except (ValueError, KeyError, TypeError):  # a sidecar of another version, or cut: the task runs again
         return None
+    if staged.report.tag != tag:
+        return None
     if not check:
         return staged
-    hashes = {name_of(task) + ".arrow": staged.sha256, **staged.others}
+    hashes = {".arrow": staged.sha256, **staged.others}
     try:
-        whole = all(hashlib.sha256(store.get(name)).hexdigest() == digest for name, digest in hashes.items())
+        whole = all(hashlib.sha256(store.get(name + ending)).hexdigest() == digest for ending, digest in hashes.items())
     except StoreError:
         return None
     return staged if whole else None
 
 
-def staged_of(store: Store, task: int) -> Staged:
+def staged_of(store: Store, task: int, tag: str) -> Staged:
     """Return the sidecar of a task that was staged. Raises NotFound where it is gone: another job published and swept."""
-    staged = load_staged(store, task, check=False)
+    staged = load_staged(store, task, tag, check=False)
     if staged is None:
         raise NotFound(
             f"the staged rows of task {task} in {store.uri} are gone: another job may have removed them. Run the same "
@@ -151,6 +176,7 @@ def read_batch(staged: Staged, data: Any) -> pa.RecordBatch:
 def report_to_json(report: ScanReport) -> dict[str, Any]:
     """Return a report as JSON values."""
     value = asdict(report)
+    del value["tag"]  # it is the digest of what holds this
     value["histograms"] = [[h.lengths.tolist(), h.counts.tolist()] for h in report.histograms]
     return value
 

@@ -11,13 +11,19 @@ import gc
 import hashlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.process
+import multiprocessing.util
 import os
+import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 from shardprep.errors import TokenizerError
 from shardprep.formats.engines import Engine, Reference, Unusable, fast_engine
@@ -25,6 +31,7 @@ from shardprep.formats.tokenizer_file import decoded
 
 VARIABLE = "SHARDPREP_WARM_TOKENIZER"  # path of a tokenizer.json and the backend, for the fork server alone
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"  # elsewhere system libraries do not bear a fork
+TEMPORARY_BYTES_MAX = 75  # of the 107 that Linux allows for a socket's path, /pymp-XXXXXXXX/listener-XXXXXXXX takes 32
 WORKER_ENVIRONMENT = {
     # One process per core: libraries inside must not start threads of their own.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
@@ -42,7 +49,7 @@ def warm_engines(fingerprint: str) -> tuple[Engine | None, Engine] | None:
 
 @contextmanager
 def fork_server(tokenizer: bytes | None, backend: str) -> Iterator[None]:
-    """Start the fork server, if there is none yet; inside the block its tokenizer file exists."""
+    """Start the fork server, if there is none yet; inside the block its tokenizer file exists: until workers are there."""
     if METHOD != "forkserver":
         yield
         return
@@ -54,10 +61,48 @@ def fork_server(tokenizer: bytes | None, backend: str) -> Iterator[None]:
             path.write_bytes(tokenizer)
             os.environ[VARIABLE] = f"{backend}:{path}"
         try:
-            multiprocessing.forkserver.ensure_running()
+            _ensure_running()
         finally:
             os.environ.pop(VARIABLE, None)
         yield
+
+
+@contextmanager
+def deaf_to_signals() -> Iterator[None]:
+    """Inside the block this thread, and the processes and threads that it starts, get no SIGINT and no SIGTERM.
+
+    Ctrl-C, and often SIGTERM, goes to every process of a group. The driver decides what it means: workers that end by
+    themselves print traces, and one that ends while it starts leaves Dask waiting for it for ever. Dask ends a worker
+    over its memory limit by SIGTERM, and 0.1 s later by SIGKILL.
+    """
+    resource_tracker.ensure_running()  # it would unblock the signals, after starting its process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ensure_running() -> None:
+    _keep_sockets_short()
+    try:
+        multiprocessing.forkserver.ensure_running()
+    except ChildProcessError:
+        # This process was forked from one that has a server, and that one's child is not ours: we need our own.
+        theirs: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001
+        os.close(theirs._forkserver_alive_fd)  # noqa: SLF001  else it would live as long as we do
+        theirs.__init__()
+        theirs.set_forkserver_preload([__name__])
+        theirs.ensure_running()
+
+
+def _keep_sockets_short() -> None:
+    """Let multiprocessing's sockets lie in /tmp where TMPDIR is too long a path for one: it would fail to start."""
+    config: dict[str, Any] = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
+    if config.get("tempdir") is None and len(os.fsencode(tempfile.gettempdir())) > TEMPORARY_BYTES_MAX:
+        folder = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")  # made for us alone
+        multiprocessing.util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
+        config["tempdir"] = folder
 
 
 def _warm_up() -> None:

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import orjson
@@ -19,12 +18,14 @@ from shardprep.core.manifest import ShardInfo
 from shardprep.core.plan import ShardRanges
 from shardprep.core.row_groups import TOKEN_BYTES, row_groups
 from shardprep.errors import BlockError, StoreError
-from shardprep.formats.parquet import ShardWriter
+from shardprep.formats.parquet import ShardDigest, ShardWriter
 from shardprep.prep.job import Job, Worker, worker_of
-from shardprep.prep.stage import Staged, name_of, read_batch, staged_of
+from shardprep.prep.stage import Staged, read_batch, staged_of
 from shardprep.storage.fetch import Item, fetch
+from shardprep.storage.spool import Spool, spool
 
 AHEAD_BYTES = 32 << 20
+CHECKED_BYTES = 16 << 20  # of a finished shard, at once
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,10 @@ def write_shard(call: WriteCall) -> ShardInfo:
     finished = _finished(worker, call, side) if call.known else None
     if finished is not None:
         return finished
-    sink = _Memory()
     schema = pa.ipc.read_schema(pa.py_buffer(call.schema))
-    writer = ShardWriter(sink, schema)
-    gather = Gather(worker, call, schema)
-    limit = call.job.settings.row_group_bytes
-    cuts = row_groups(call.ranges.lengths, call.buckets, limit, max(_fixed_bytes(schema), call.row_bytes))
-    for start, stop in itertools.pairwise(cuts.tolist()):
-        for block in _fitting(gather.rows(start, stop), limit):
-            writer.write(block)
-    digest = writer.close()
-    worker.output.put(call.name, memoryview(sink.data))
+    with spool(worker.output, call.name) as sink:
+        digest = _encode(worker, call, schema, sink)
+        worker.output.put_file(call.name, sink.path)
     info = ShardInfo(
         name=f"{_plan_of(call.job)}/{call.name}",
         split=call.job.splits.names[call.split],
@@ -84,15 +78,16 @@ def write_shard(call: WriteCall) -> ShardInfo:
     return info
 
 
-class _Memory:
-    """A file in memory that grows in place; Arrow's own is copied each time it doubles."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Any, /) -> int:
-        self.data += data
-        return len(data)
+def _encode(worker: Worker, call: WriteCall, schema: pa.Schema, sink: Spool) -> ShardDigest:
+    """Write the shard's rows, row group by row group, and return what the file is known by."""
+    writer = ShardWriter(sink, schema)
+    gather = Gather(worker, call, schema)
+    limit = call.job.settings.row_group_bytes
+    cuts = row_groups(call.ranges.lengths, call.buckets, limit, max(_fixed_bytes(schema), call.row_bytes))
+    for start, stop in itertools.pairwise(cuts.tolist()):
+        for block in _fitting(gather.rows(start, stop), limit):
+            writer.write(block)
+    return writer.close()
 
 
 def side_of(name: str) -> str:
@@ -125,10 +120,14 @@ def _finished(worker: Worker, call: WriteCall, side: str) -> ShardInfo | None:
         if value["staged"] != call.staged:
             return None
         info = ShardInfo(**value["info"])
-        data = worker.output.get(call.name)
+        if worker.output.head(call.name)[0] != info.bytes:
+            return None
+        digest = hashlib.sha256()
+        for start in range(0, info.bytes, CHECKED_BYTES):
+            digest.update(worker.output.get_range(call.name, start, start + CHECKED_BYTES, size_bytes=info.bytes))
     except (StoreError, ValueError, KeyError, TypeError):
         return None
-    return info if hashlib.sha256(data).hexdigest() == info.sha256 else None
+    return info if digest.hexdigest() == info.sha256 else None
 
 
 class Gather:
@@ -184,13 +183,13 @@ class Gather:
 
     def _staged(self, task: int) -> Staged:
         if task not in self._files:
-            self._files[task] = staged_of(self._worker.staging, task)
+            self._files[task] = staged_of(self._worker.staging, task, self._call.job.tags[task])
         return self._files[task]
 
     def _kept_rows(self, task: int) -> NDArray[np.int64]:
         """Return which of a task's staged rows of this split are left after late drops."""
         if task not in self._kept:
-            data = self._worker.staging.get(f"{name_of(task)}.kept-{self._call.split}.npy")
+            data = self._worker.staging.get(f"{self._call.job.late_name(task)}.kept-{self._call.split}.npy")
             self._kept[task] = np.frombuffer(data, dtype=np.int64)
         return self._kept[task]
 
@@ -205,7 +204,7 @@ class Gather:
 
     def _item(self, task: int, batch: int) -> Item:
         start, stop = (int(x) for x in self._files[task].batches[batch, :2])
-        return Item(name_of(task) + ".arrow", self._files[task].size_bytes, "", (start, stop))
+        return Item(self._call.job.staged_name(task) + ".arrow", self._files[task].size_bytes, "", (start, stop))
 
     def rows(self, start: int, stop: int) -> TokenBlock:
         """Return rows start to stop of the shard, with the columns of the schema; to be called in order."""

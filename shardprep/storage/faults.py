@@ -113,6 +113,7 @@ _OF_CLASS = {
     "IncompleteReadError": Fault.TRANSIENT,
     "ResponseStreamingError": Fault.TRANSIENT,
     "ResponseParserError": Fault.TRANSIENT,
+    "ParseError": Fault.TRANSIENT,  # ElementTree: a listing that was cut off
     "HTTPError": Fault.TRANSIENT,  # urllib3
     "ClientConnectionError": Fault.TRANSIENT,  # aiohttp
     "ClientPayloadError": Fault.TRANSIENT,

@@ -1,23 +1,24 @@
 """FsspecStore: every URI that fsspec knows and obstore does not (memory://, sftp://, hdfs://, ...).
 
-What such a file system cannot do decides what is promised. There is no If-Match: `get` compares the number of bytes with
-the listing, and where the file system tells a cheap mark of change (an ETag, a check sum, a time) `get_range` and `head`
-of a changed object differ by it; an object replaced by one of the same size is not noticed by `get`. `put` writes under
-the name itself. `put_new` needs the file system's exclusive create; one without it is refused unless `unsafe_publish`
-is given, and then a second writer at the same moment is not noticed.
+What such a file system cannot do decides what is promised. There is no If-Match: the number of bytes is compared with the
+listing, and where the file system tells a mark of change (an ETag, a check sum, a time) that too, by one request more; where
+it tells none, an object replaced by one of the same size is not noticed. A web server's listing tells not even sizes: they
+are 0 there, and not compared. `put` writes under the name itself. `put_new` needs the file system's exclusive create; one
+without it is refused unless `unsafe_publish` is given, and then a second writer at the same moment is not noticed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
 from shardprep.errors import Changed, ConfigError, Exists, NotFound, StoreError
 from shardprep.storage.counters import Counters
 from shardprep.storage.explain import explained
-from shardprep.storage.faults import Fault
+from shardprep.storage.faults import Fault, classify
 from shardprep.storage.inflight import InFlight, in_flight
 from shardprep.storage.listing import ListingBuilder
 from shardprep.storage.retry import POLICY, RetryPolicy, retry
@@ -25,7 +26,7 @@ from shardprep.storage.store import NO_OPTIONS, Listing, PutResult
 
 PAGE_KEYS = 10_000
 IN_FLIGHT = 16  # most of these file systems hold one connection
-MARKS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "modified", "LastModified", "created")
+MARKS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "modified", "LastModified", "Last-Modified", "created")
 EXCLUSIVE = frozenset({"memory", "sftp", "ssh", "dir"})  # their mode "xb" was tried, or is the operating system's
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class FsspecStore:
     def list(self, prefix: str = "", *, on_progress: Callable[[int], None] | None = None) -> Iterator[Listing]:
         """Yield every file whose key starts with prefix; nothing where there is no such folder."""
         folder = self._base + prefix[: prefix.rfind("/") + 1]
-        found = self._call("list", "list", prefix, lambda: self._fs.find(folder.rstrip("/") or "/", detail=True))
+        found = self._call("list", "list", prefix, lambda: self._find(folder.rstrip("/") or "/"))
         page = ListingBuilder(on_progress)
         for name, info in sorted(found.items()):
             path = name if name.startswith(self._base) else "/" + name
@@ -68,12 +69,17 @@ class FsspecStore:
         if len(page):
             yield page.take()
 
-    def get(self, key: str, *, etag: str = "", size_bytes: int | None = None) -> bytes:  # noqa: ARG002
-        """Return a whole file; raise Changed if it has not the size given (an ETag is not compared: see above)."""
+    def get(self, key: str, *, etag: str = "", size_bytes: int | None = None) -> bytes:
+        """Return a whole file; raise Changed if it has not the size given, or has another mark of change by now."""
         data: bytes = self._call("get", "read", key, lambda: self._fs.cat_file(self._base + key), size_bytes or 0)
         self._counters.add("bytes_read", len(data))
-        if size_bytes is not None and len(data) != size_bytes:
+        is_told = size_bytes is not None and (size_bytes > 0 or etag)
+        if is_told and len(data) != size_bytes:
             raise self._changed(key, f"{len(data)} bytes, {size_bytes} were listed")
+        if etag:  # looked at after reading: who replaced it meanwhile is noticed as well
+            found = self.head(key)[1]
+            if found and found != etag:
+                raise self._changed(key, f"the mark {found}, {etag} was listed")
         return data
 
     def get_range(self, key: str, start: int, stop: int, *, etag: str = "", size_bytes: int | None = None) -> bytes:
@@ -94,13 +100,25 @@ class FsspecStore:
 
     def head(self, key: str) -> tuple[int, str]:
         """Return size in bytes and mark of change of one file."""
-        info = self._call("head", "look at", key, lambda: self._fs.info(self._base + key))
+        info = self._call("head", "look at", key, lambda: self._info(self._base + key))
         return int(info.get("size") or 0), _mark(info)
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> PutResult:
         """Write a whole file, replacing what is there."""
         del durable  # what the store has acknowledged is there
         return self._write(key, data, lambda: self._pipe(key, data, "overwrite"))
+
+    def put_file(self, key: str, path: str) -> PutResult:
+        """Write a whole file from one on this machine, as the file system does it: piece by piece where it can."""
+        target, size_bytes = self._base + key, os.stat(path).st_size
+
+        def put() -> None:
+            self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+            self._fs.put_file(path, target)
+
+        self._call("put", "write", key, put, size_bytes)
+        self._counters.add("bytes_written", size_bytes)
+        return PutResult(size_bytes, self.head(key)[1])
 
     def check_publishable(self, *, replacing: bool) -> None:
         """Raise StoreError where `put_new` (or, replacing, `put_if_match`) is going to be refused, before work is done."""
@@ -158,6 +176,22 @@ class FsspecStore:
     def close(self) -> None:
         """Let go of the file system."""
         self._fs.clear_instance_cache()
+
+    def _find(self, folder: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._fs.find(folder, detail=True)
+        if not found:  # fsspec leaves out what it cannot list: a server that is down looks like an empty folder
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self._fs.ls(folder, detail=False)
+        return found
+
+    def _info(self, path: str) -> dict[str, Any]:
+        try:
+            info: dict[str, Any] = self._fs.info(path)
+        except FileNotFoundError as error:  # what fsspec's http says of a server that is down as well
+            if isinstance(error.__cause__, Exception) and classify(error.__cause__).passes:
+                raise error.__cause__ from None
+            raise
+        return info
 
     def _pipe(self, key: str, data: bytes | memoryview, mode: str) -> None:
         path = self._base + key

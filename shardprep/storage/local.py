@@ -13,27 +13,29 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from shardprep.errors import Changed, Denied, Exists, Full, NotFound, StoreError, Unavailable
 from shardprep.storage.listing import ListingBuilder
 from shardprep.storage.local_files import (
+    NO_SPACE,
     TEMPORARY,
     NoLinks,
     fill,
+    finish,
     hidden,
     key_of_name,
     link_new,
     name_of_key,
+    pieces_of,
     write_and_publish,
 )
 from shardprep.storage.locks import has_living_writer, locked
 from shardprep.storage.store import Listing, PutResult
 
 PAGE_KEYS = 10_000
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_ENTRY = frozenset({errno.ENOENT, errno.ENOTDIR})
 NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 NO_DEVICE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV})
@@ -111,7 +113,24 @@ class LocalStore:
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> PutResult:
         """Write a whole file by rename; folders are made as needed. Raises Full where there is no space."""
-        return self._put(key, data, os.replace, durable=durable)
+        return self._put(key, lambda: [data], os.replace, durable=durable)
+
+    def put_file(self, key: str, path: str) -> PutResult:
+        """Write a file by moving another one there, or where it lies on another disk, by copying it."""
+        target = self._path(key)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                result = finish(file)
+                os.replace(path, target)
+            finally:
+                os.close(file)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                self._raise(error, key, "write")
+            return self._put(key, lambda: pieces_of(path), os.replace)
+        return result
 
     def check_publishable(self, *, replacing: bool) -> None:
         """Do nothing: exclusive creation and conditional replacement are there."""
@@ -123,7 +142,7 @@ class LocalStore:
         while writing may leave a part of the file.
         """
         try:
-            result = self._put(key, data, link_new)
+            result = self._put(key, lambda: [data], link_new)
         except NoLinks:
             result = self._create_exclusively(key, data)
         self._sync_folder(key)
@@ -226,14 +245,19 @@ class LocalStore:
                     self._raise(error, folder, "list")
 
     def _put(
-        self, key: str, data: bytes | memoryview, publish: Callable[[str, str], None], *, durable: bool = True
+        self,
+        key: str,
+        pieces: Callable[[], Iterable[bytes | memoryview]],
+        publish: Callable[[str, str], None],
+        *,
+        durable: bool = True,
     ) -> PutResult:
         path = self._path(key)
         for attempt in range(PUT_TRIES):
             temporary = hidden(path, f"{os.getpid()}.{secrets.token_hex(8)}", "tmp")
             try:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                return write_and_publish(temporary, path, data, publish, durable=durable)
+                return write_and_publish(temporary, path, pieces(), publish, durable=durable)
             except FileNotFoundError as error:
                 if attempt == PUT_TRIES - 1:
                     self._raise(error, key, "write")
@@ -252,7 +276,7 @@ class LocalStore:
         except OSError as error:
             self._raise(error, key, "write")
         try:
-            return fill(file, data)
+            return fill(file, [data])
         except OSError as error:
             os.unlink(path)
             self._raise(error, key, "write")

@@ -6,13 +6,15 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from shardprep.storage.locks import lock
 from shardprep.storage.store import PutResult
 
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+PIECE_BYTES = 1 << 20
 NAME_BYTES_MAX = 180  # of 255: room for the temporary name's own parts
 TEMPORARY = re.compile(r"\..*\.\d+\.[0-9a-f]{16}\.(tmp|lock)", re.DOTALL)
 
@@ -32,6 +34,20 @@ def key_of_name(name: str) -> str:
     return re.sub("[\udc80-\udcff]", lambda match: f"\\x{ord(match[0]) - 0xDC00:02x}", name)
 
 
+def key_of_path(path: str) -> str:
+    r"""Return the key for a path that a person wrote down: as it is, but a backslash that would read like an escape is one.
+
+    A name that holds bytes which are no UTF-8 cannot be written down as it is: where nothing has the literal name, `\xNN`
+    means the byte.
+    """
+    if not _LOOKS_ESCAPED.search(path):
+        return path
+    if os.path.lexists(path):
+        return _LOOKS_ESCAPED.sub(r"\\x5c", path)
+    folder, slash, name = path.rpartition("/")
+    return key_of_path(folder) + slash + name
+
+
 def name_of_key(key: str) -> str:
     """Return the file's name, or path, that a key stands for."""
     raw = _ESCAPE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), key)
@@ -47,14 +63,19 @@ def hidden(path: str, mark: str, ending: str) -> str:
 
 
 def write_and_publish(
-    temporary: str, path: str, data: bytes | memoryview, publish: Callable[[str, str], None], *, durable: bool
+    temporary: str,
+    path: str,
+    pieces: Iterable[bytes | memoryview],
+    publish: Callable[[str, str], None],
+    *,
+    durable: bool,
 ) -> PutResult:
     """Write a temporary file under its lock, and give it its name by `publish` (rename or link)."""
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with suppress(OSError):  # no locks here: `sweep` then goes by age
             lock(file)
-        result = fill(file, data, durable=durable)
+        result = fill(file, pieces, durable=durable)
         publish(temporary, path)
         return result
     finally:
@@ -63,18 +84,38 @@ def write_and_publish(
         os.close(file)
 
 
-def fill(file: int, data: bytes | memoryview, *, durable: bool = True) -> PutResult:
-    """Write all of data to an open file, with a time of its own; durable: synced to the disk."""
+def pieces_of(path: str) -> Iterator[bytes]:
+    """Yield a file's bytes, a mebibyte at a time."""
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
+
+
+def written(file: int, data: bytes | memoryview) -> int:
+    """Write all of data to an open file; return the number of bytes."""
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):
         done += os.write(file, view[done : done + (1 << 30)])
+    return done
+
+
+def fill(file: int, pieces: Iterable[bytes | memoryview], *, durable: bool = True) -> PutResult:
+    """Write all pieces to an open file, and finish it."""
+    for piece in pieces:
+        written(file, piece)
+    return finish(file, durable=durable)
+
+
+def finish(file: int, *, durable: bool = True) -> PutResult:
+    """Give a written file a time of its own; durable: synced to the disk."""
     # The kernel's own time stamps step by some milliseconds: two writes in one step would look alike.
     now_ns = time.time_ns()
     os.utime(file, ns=(now_ns, now_ns))
     if durable:
         os.fsync(file)
-    return PutResult(len(view), str(os.fstat(file).st_mtime_ns))
+    found = os.fstat(file)
+    return PutResult(found.st_size, str(found.st_mtime_ns))
 
 
 def link_new(temporary: str, path: str) -> None:

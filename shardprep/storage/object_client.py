@@ -20,6 +20,9 @@ class Client(Protocol):
     def put(self, key: str, data: bytes | memoryview, *, is_new: bool = False, etag: str = "") -> str:
         """Write an object, only where there is none, or only over the one with this ETag; return the new ETag."""
 
+    def put_file(self, key: str, path: str) -> str:
+        """Write an object from a file, a part at a time; return the new ETag."""
+
     def delete(self, keys: Sequence[str]) -> None:
         """Delete up to 1,000 objects."""
 

@@ -111,6 +111,12 @@ class ObjectStore:
         full = self._prefix + key
         return self._put(full, data, lambda: self._client(full).put(full, data))
 
+    def put_file(self, key: str, path: str) -> PutResult:
+        """Write a whole object from a file, in parts where it is large; it appears when its last part is there."""
+        full = self._prefix + key
+        size_bytes = os.stat(path).st_size
+        return self._counted(full, size_bytes, lambda: self._client(full).put_file(full, path))
+
     def check_publishable(self, *, replacing: bool) -> None:
         """Do nothing: exclusive creation and conditional replacement are there."""
 
@@ -160,7 +166,9 @@ class ObjectStore:
         return result
 
     def _put(self, full: str, data: bytes | memoryview, put: Callable[[], str]) -> PutResult:
-        size_bytes = memoryview(data).nbytes
+        return self._counted(full, memoryview(data).nbytes, put)
+
+    def _counted(self, full: str, size_bytes: int, put: Callable[[], str]) -> PutResult:
         etag = self._call("put", "write", full, put, size_bytes)
         self._counters.add("bytes_written", size_bytes)
         return PutResult(size_bytes, etag)

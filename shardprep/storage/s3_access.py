@@ -16,19 +16,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
-
-import botocore.session
-from botocore import UNSIGNED
-from botocore.awsrequest import AWSResponse
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from shardprep.errors import ConfigError
 from shardprep.storage.options import flag, requester_pays
 from shardprep.storage.s3_listing import Page
+
+if TYPE_CHECKING:  # 90 ms, which a reader whose environment tells all it needs can do without
+    import botocore.session
 
 CREDENTIALS_FOR = timedelta(minutes=10)  # botocore renews 10 to 15 minutes before the end, obstore asks 5 before
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
@@ -60,6 +57,15 @@ class S3Access:
 
     def credentials(self) -> dict[str, Any]:
         """Return access key, secret key and token as obstore wants them. Raises NoCredentialsError if there are none."""
+        if _is_in_environment():  # where botocore looks first, too
+            return {
+                "access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
+                "secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+                "token": os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN"),
+                "expires_at": None,
+            }
+        from botocore.exceptions import NoCredentialsError
+
         with self._lock:
             found = self._get_session().get_credentials()
         if found is None:
@@ -82,6 +88,8 @@ class S3Access:
 
     def find_region(self) -> str:
         """Return the bucket's region as the store itself says it, "" where it does not."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
         if self._region_heard in ("", self.region):  # else a redirected LIST has told it already
             with suppress(BotoCoreError, ClientError):
                 self.client.head_bucket(Bucket=self.bucket)
@@ -116,22 +124,28 @@ class S3Access:
 
     def _get_session(self) -> botocore.session.Session:
         if self._session is None:
+            import botocore.session
+
             self._session = botocore.session.Session()
         return self._session
 
     def _configured_endpoint(self) -> str:
-        session = self._get_session()
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
             if os.environ.get(name):
                 return os.environ[name]
+        session = self._get_session()
         profile: dict[str, Any] = session.get_scoped_config()
         services = session.full_config.get("services", {}).get(profile.get("services", ""), {})
         return str(services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url") or "")
 
     def _configured_region(self) -> str:
-        return os.environ.get("AWS_REGION") or self._get_session().get_config_variable("region") or "us-east-1"
+        given = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return given or self._get_session().get_config_variable("region") or "us-east-1"
 
     def _make_client(self) -> Any:
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
         config = Config(
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
@@ -162,8 +176,18 @@ class S3Access:
         response = self._client._endpoint.http_session.send(request)  # noqa: SLF001  the client's own connections
         if response.status_code != 200:
             return response
+        from botocore.awsrequest import AWSResponse
+
         self._page.body = response.content
         return AWSResponse(request.url, 200, response.headers, _Raw(_EMPTY_PAGE))
+
+
+def _is_in_environment() -> bool:
+    return bool(
+        os.environ.get("AWS_ACCESS_KEY_ID")
+        and os.environ.get("AWS_SECRET_ACCESS_KEY")
+        and not os.environ.get("AWS_PROFILE")
+    )
 
 
 class _Raw:
@@ -226,6 +250,12 @@ class OddKeyClient:
         if etag:
             request["IfMatch"] = etag
         return str(self._access.client.put_object(**request).get("ETag", ""))
+
+    def put_file(self, key: str, path: str) -> str:
+        """Write an object from a file, in one request that reads it piece by piece; return the new ETag."""
+        with open(path, "rb") as body:
+            answer = self._access.client.put_object(Bucket=self._access.bucket, Key=key, Body=body)
+        return str(answer.get("ETag", ""))
 
     def reset(self) -> None:
         """Do nothing: the client is kept by the S3Access."""

@@ -8,7 +8,9 @@ own and none of botocore's (they would multiply with ours). Calls go through `ca
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import s3fs
@@ -16,6 +18,7 @@ from fsspec.asyn import sync
 
 from shardprep.errors import ConfigError
 from shardprep.storage.inflight import LARGEST
+from shardprep.storage.obstore_client import FILE_PART_BYTES
 from shardprep.storage.s3_access import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, S3Access
 
 OURS = frozenset(
@@ -66,6 +69,30 @@ class S3fsClient:
         """Write an object, only where there is none, or only over the one with this ETag; return the new ETag."""
         request: dict[str, Any] = {"IfNoneMatch": "*"} if is_new else {"IfMatch": etag} if etag else {}
         answer = self._fs().call_s3("put_object", Bucket=self._access.bucket, Key=key, Body=bytes(data), **request)
+        return str(answer.get("ETag", ""))
+
+    def put_file(self, key: str, path: str) -> str:
+        """Write an object from a file, in parts where it is large; return the new ETag."""
+        with open(path, "rb") as file:
+            first = file.read(FILE_PART_BYTES + 1)
+            if len(first) <= FILE_PART_BYTES:
+                return self.put(key, first)
+            file.seek(0)
+            return self._put_parts(key, iter(partial(file.read, FILE_PART_BYTES), b""))
+
+    def _put_parts(self, key: str, parts: Iterator[bytes]) -> str:
+        fs, place = self._fs(), {"Bucket": self._access.bucket, "Key": key}
+        upload = fs.call_s3("create_multipart_upload", **place)["UploadId"]
+        try:
+            done = []
+            for number, part in enumerate(parts, 1):
+                answer = fs.call_s3("upload_part", **place, UploadId=upload, PartNumber=number, Body=part)
+                done.append({"PartNumber": number, "ETag": answer["ETag"]})
+            answer = fs.call_s3("complete_multipart_upload", **place, UploadId=upload, MultipartUpload={"Parts": done})
+        except BaseException:
+            with suppress(Exception):  # what is left of it costs money; the error that matters is the first one
+                fs.call_s3("abort_multipart_upload", **place, UploadId=upload)
+            raise
         return str(answer.get("ETag", ""))
 
     def delete(self, keys: Sequence[str]) -> None:

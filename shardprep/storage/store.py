@@ -74,6 +74,13 @@ class Store(Protocol):
         """
         ...
 
+    def put_file(self, key: str, path: str) -> PutResult:
+        """Write a whole object, as `put` does, from a file on this machine's disk, which may be moved away by it.
+
+        No more than a few parts of it are in memory at once.
+        """
+        ...
+
     def check_publishable(self, *, replacing: bool) -> None:
         """Raise StoreError where `put_new` (or, replacing, `put_if_match`) cannot be had here."""
         ...

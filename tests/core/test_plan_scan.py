@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardprep.core.plan import SourceTable, object_name, plan_id, plan_scan
@@ -53,6 +53,8 @@ def assert_covers_once(plan):
     st.integers(1, 30),
     st.integers(0, 50),
 )
+@example([0, 1], 0, 1, 0)  # an empty object before the others, and nothing for its request
+@example([0, 101, 101], 0, 4, 0)  # and one beside ranges
 def test_every_byte_is_in_one_task(sizes, seed, max_tasks, overhead):
     plan = plan_scan(
         table(sizes),

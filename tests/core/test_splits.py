@@ -111,6 +111,8 @@ def test_sums_to_one_within_a_billionth():
         ("train=0.9", "sum to 1, got 0.9"),
         ("train=1,test=0", "test must be above 0"),
         ("train=1.5,test=-0.5", "test must be above 0"),
+        ("train=1e999999999", "at most 1, and at least 1e-30; got 'train=1e999999999'"),
+        ("train=1,test=1e-999999999", "at least 1e-30"),
         ("train=0.5,train=0.5", "named once"),
         ("Train=1", "'Train'"),
         ("../x=1", "'../x'"),

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "tokenizer_backend": "reference",
 }
 DYING = Path(__file__).with_name("dying_build.py")
-PUTS = ("put", "put_new", "put_if_match")
+PUTS = ("put", "put_file", "put_new", "put_if_match")
 
 
 class Puts:

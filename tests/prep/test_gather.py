@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from shardprep.formats.parquet import shard_schema
 from shardprep.formats.tokenizer import TokenizerSpec
 from shardprep.prep.job import Job, Worker
 from shardprep.prep.settings import Settings
-from shardprep.prep.stage import DOCUMENT, Staged, name_of, stage_rows
+from shardprep.prep.stage import DOCUMENT, Staged, name_of, stage_rows, tag_of
 from shardprep.prep.write import Gather, WriteCall
 from shardprep.storage.store import Store
 
@@ -33,7 +35,7 @@ rows_of_a_task = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 12), st.in
 tasks_of_a_job = st.lists(st.tuples(rows_of_a_task, st.booleans(), st.sets(st.integers(0, 5), max_size=3)), max_size=5)
 
 
-def job_at(staging: str) -> Job:
+def job_at(staging: str, reports: Sequence[ScanReport] = ()) -> Job:
     return Job(
         settings=Settings(),
         spec=TokenizerSpec("f", 257),
@@ -46,6 +48,7 @@ def job_at(staging: str) -> Job:
         splits=parse_splits("train=0.5,validation=0.5"),
         batch_bytes=1,
         refs=False,
+        tags=tuple(report.tag for report in reports),
     )
 
 
@@ -81,14 +84,18 @@ def stage(store: Store, task: int, rows: list[Row], batch_bytes: int, *, floats:
         set_aside={},
         documents=len(rows),
     )
-    store.put(name_of(task) + ".arrow", data)
-    store.put(name_of(task) + ".json", Staged(report, "", "", len(data), schema, batches).to_bytes())
+    sidecar = Staged(report, "", len(data), schema, batches).to_bytes()
+    report = replace(report, tag=tag_of(sidecar))
+    store.put(name_of(task, report.tag) + ".arrow", data)
+    store.put(name_of(task, report.tag) + ".json", sidecar)
     return report
 
 
-def call_of(folder: str, split: int, ranges: ShardRanges, dropped: frozenset[int] = frozenset()) -> WriteCall:
+def call_of(
+    folder: str, reports: Sequence[ScanReport], split: int, ranges: ShardRanges, dropped: frozenset[int] = frozenset()
+) -> WriteCall:
     return WriteCall(
-        job=job_at(folder),
+        job=job_at(folder, reports),
         split=split,
         name="x",
         ranges=ranges,
@@ -135,7 +142,7 @@ def test_gather_gives_every_kept_row_once(
             for s in range(2):
                 of_split = [row for row in rows if row[0] == s]
                 left = [i for i, row in enumerate(of_split) if row[2] not in gone]
-                store.put(f"{name_of(task)}.kept-{s}.npy", np.array(left, dtype=np.int64).tobytes())
+                store.put(f"{name_of(task, reports[task].tag)}.kept-{s}.npy", np.array(left, dtype=np.int64).tobytes())
         for number, row in enumerate(rows):
             if row[2] not in gone:
                 kept.setdefault(row[0], []).append((task, number, row))
@@ -147,7 +154,7 @@ def test_gather_gives_every_kept_row_once(
         seen: list[tuple[str, list[int], float]] = []
         for k in range(split_plan.shards):
             ranges = split_plan.shard(k)
-            call = call_of(folder, split, ranges, frozenset(drops))
+            call = call_of(folder, reports, split, ranges, frozenset(drops))
             gather = Gather(worker, call, SCHEMA)
             rows_here = [
                 row
@@ -177,7 +184,7 @@ def test_staged_rows_that_are_gone(where: str, gone: str, tmp_path: Path) -> Non
     worker = Worker(job_at(folder))
     report = stage(worker.staging, 0, [(0, 3, 0, "a")], 100, floats=True)
     ranges = plan_shards([report], split_names=("train", "validation"), shards=1).splits[0].shard(0)
-    worker.staging.delete([name_of(0) + gone])
-    call = call_of(folder, 0, ranges)
+    worker.staging.delete([name_of(0, report.tag) + gone])
+    call = call_of(folder, [report], 0, ranges)
     with pytest.raises(NotFound):
         Gather(worker, call, SCHEMA).rows(0, 1)

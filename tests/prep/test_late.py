@@ -243,11 +243,20 @@ def test_max_bad_is_judged_after_the_scan(limit: str, stops: bool, tmp_path: Pat
     assert_whole(tmp_path / "out")
 
 
-def test_max_bad_counts_late_drops_too(tmp_path: Path) -> None:
-    write_files(tmp_path / "in", [{"id": str(n), "text": "same"} for n in range(10)])
-    with pytest.raises(TooManyBad, match=r"9 of 10 .*9 duplicate_text.*same text as 0"):
-        build_here(tmp_path / "in", tmp_path / "out", max_bad="5", dedup="exact")
+@pytest.mark.parametrize("what", [{"dedup": "exact"}, {"on_duplicate_id": "set-aside"}])
+def test_repeats_are_no_bad_documents(what: dict[str, Any], tmp_path: Path) -> None:
+    """They are set aside because that was asked for: neither --max-bad nor --on-bad fail counts them, then or later."""
+    write_files(tmp_path / "in", [{"id": "same", "text": "same"} for n in range(10)])
+    write_lines(tmp_path / "in" / "bad.jsonl", ["{broken"])
+    with pytest.raises(TooManyBad, match=r"1 of 11 documents .*: 1 invalid_json"):
+        build_here(tmp_path / "in", tmp_path / "out", max_bad="0", **what)
     assert_unpublished(tmp_path / "out")
+    for _ in range(2):  # the second time it is there already, and judged again
+        build_here(tmp_path / "in", tmp_path / "out", max_bad="1", **what)
+        assert sorted(assert_whole(tmp_path / "out").ledger.set_aside.values()) == [1, 9]
+    (tmp_path / "in" / "bad.jsonl").unlink()
+    for _ in range(2):
+        build_here(tmp_path / "in", tmp_path / "good", on_bad="fail", **what)
 
 
 def test_nothing_but_bad_documents(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardprep.api import build_dataset
 from shardprep.prep.scan import shortest_range
 from shardprep.prep.settings import Settings
+from shardprep.storage.local import LocalStore
 from tests.prep.builds import TOKENIZER
 
 
@@ -54,3 +55,36 @@ def test_stop_at_the_first_bad_one_also_on_a_rerun(tmp_path):
         build_dataset(tmp_path / "in", tmp_path / "out", TOKENIZER, Settings(scheduler="serial", max_bad="0"))
     with pytest.raises(SourceError, match=r"bad\.json"):
         build_dataset(tmp_path / "in", tmp_path / "out", TOKENIZER, Settings(scheduler="serial", on_bad="fail"))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_line_above_the_limit_is_refused_before_it_is_read(ends, tmp_path, monkeypatch):
+    """A line of 20 MB, 1 MB allowed: it is set aside by line, the others are there, and it is not read to its end."""
+    lines = [json.dumps({"text": f"{n:06d}" + "y" * 979}) for n in range(4_000)]
+    giant = json.dumps({"text": "x" * 20_000_000})
+    after = [*lines[2_000:], "{broken"] if ends else []
+    data = "\n".join([*lines[:2_000], giant, *after]) + ("\n" if ends else "")
+    (tmp_path / "big.jsonl").write_text(data)
+    reads, real = [], LocalStore.get_range
+
+    def get_range(self, key, start, stop, **named):
+        if key == "big.jsonl":
+            reads.append((start, stop))
+        return real(self, key, start, stop, **named)
+
+    monkeypatch.setattr(LocalStore, "get_range", get_range)
+    settings = Settings(scheduler="serial", max_object_size="1MB")
+    built = build_dataset(tmp_path / "big.jsonl", tmp_path / "out", TOKENIZER, settings)
+    assert built.manifest.ledger.written == (4_000 if ends else 2_000)
+    (part,) = (tmp_path / "out").rglob("rejects/part-*.jsonl")
+    rejects = [json.loads(line) for line in part.read_bytes().splitlines()]
+    assert (rejects[0]["line"], rejects[0]["reason"]) == (2_001, "too_large")
+    assert "--max-object-size" in rejects[0]["detail"]
+    assert [(r["line"], r["reason"]) for r in rejects[1:]] == ([(4_002, "invalid_json")] if ends else [])
+    begin = data.index('{"text": "xxx')
+    assert max(stop - start for start, stop in reads) < 2_500_000
+    first = [stop for start, stop in reads if start <= begin < stop]
+    assert max(first) < begin + 2_500_000
+    assert sum(stop - start for start, stop in reads) < 1.3 * len(data), (
+        "each range reads itself, and none the whole line"
+    )

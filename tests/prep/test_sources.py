@@ -1,5 +1,7 @@
 """What SOURCE and --source-list mean for local files, and the table that a listing becomes."""
 
+import json
+import os
 import random
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from shardprep.prep.globs import to_regex
 from shardprep.prep.source_table import TableBuilder
 from shardprep.prep.sources import list_source
 from shardprep.storage.store import Listing, open_store
+from tests.prep.builds import build_here, rows_of, text_of
 
 C14 = Path(__file__).parents[1] / "cases" / "C14"
 
@@ -332,3 +335,28 @@ def test_a_list_with_objects_that_may_not_be_read(tree):
     assert listed.rejects == [("closed.json", Reason.ACCESS_DENIED, "access to closed.json is denied")]
     with pytest.raises(Denied):  # nothing may be read: the credentials are wrong, not the list
         list_source(None, source_list=listing, open_store=opener(set()))
+
+
+def test_a_backslash_in_a_list_is_what_it_says(tmp_path: Path):
+    r"""A file called `a\x41.json`, beside one called `aA.json`; and the only way to write a byte that is no UTF-8."""
+    folder = tmp_path / r"in\x42"
+    folder.mkdir()
+    for name in (r"a\x41.json", "aA.json", r"b\n.json"):
+        (folder / name).write_text(json.dumps({"text": name}))
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xe9.json")).write_text('{"text": "odd"}')
+    lines = [str(folder / name) for name in (r"a\x41.json", r"b\n.json", r"\xe9.json")]
+    (tmp_path / "list").write_text("\n".join(lines))
+    listed = list_source(None, source_list=str(tmp_path / "list"))
+    assert listed.rejects == []
+    assert listed.table.roots == (str(folder),)
+    store = open_store(listed.table.roots[0])
+    texts = [json.loads(store.get(key))["text"] for key in listed.table.keys.to_pylist()]
+    assert sorted(texts) == sorted([r"a\x41.json", r"b\n.json", "odd"])
+
+
+def test_a_backslash_in_a_source_ref_is_what_it_says(tmp_path: Path):
+    for name in (r"a\x41.txt", "aA.txt"):
+        (tmp_path / name).write_text(f"text of {name}")
+    (tmp_path / "in.manifest").write_text(json.dumps({"source-ref": str(tmp_path / r"a\x41.txt")}) + "\n")
+    build_here(tmp_path / "in.manifest", tmp_path / "out", id_field=None)
+    assert [text_of(row) for row in rows_of(tmp_path / "out")] == [r"text of a\x41.txt"]
