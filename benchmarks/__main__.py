@@ -1,11 +1,13 @@
 """Run one benchmark, or all of them: docs/benchmarks.md says what each shows and what it has to reach.
 
-    python -m benchmarks                          all, in the order below; about two hours with every peer
+    python -m benchmarks                          all, in the order below; two to three hours with every peer
+    python -m benchmarks reader                   those of the reader; 30 minutes with every peer
     python -m benchmarks --quick                  all with 500 documents: only shows that they work
     python -m benchmarks NAME [FLAGS]             one; NAME --help says its flags
 
 The corpus is made first: python -m benchmarks.corpus FOLDER --raw ...; flags or environment: CORPUS, TOKENIZER, PEERS.
-Results are Markdown tables on standard output, and JSON lines in benchmarks/work/results.jsonl.
+Results are Markdown tables on standard output, and JSON lines in benchmarks/work/results.jsonl. The reader's benchmarks
+make their own data.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from benchmarks.s3_corpus import s3_corpus
 NAMES = (
     "balance", "bad_files", "listing", "prep_local", "redo", "memory", "prep_s3", "s3_ceiling", "client_cpu",
     "s3_corpus",
+    "readers", "resume", "schedule_figures", "order_quality", "small_model", "big_manifest", "reader_s3", "reader_memory",
 )  # fmt: skip
 BEST_LOCAL, BEST_S3 = "fast,loop,loop_rayon,litdata", "fast,loop_threads16,litdata,daft"
 LOCAL_STEPS = (
@@ -37,6 +40,28 @@ S3_STEPS = (
     ("prep_s3", ("--docs", "full", "--tools", BEST_S3, "--reps", "2")),
     ("s3_ceiling", ()),
     ("client_cpu", ()),
+)
+READER_STEPS = (
+    ("schedule_figures", ()),
+    ("order_quality", ()),
+    ("big_manifest", ()),
+    ("readers", ()),
+    ("readers", ("--workers", "2", "--reps", "2")),
+    ("resume", ()),
+    ("reader_s3", ()),
+    ("reader_memory", ()),
+    ("small_model", ()),
+)
+QUICK_READER = (
+    ("schedule_figures", ("--epochs", "1")),
+    ("order_quality", ("--seeds", "2")),
+    ("big_manifest", ("--reps", "1")),
+    ("readers", ("--reps", "1", "--readers", "ours,ours_random_all,mmap_plain")),
+    ("readers", ("--reps", "1", "--workers", "2", "--readers", "ours_torch_all")),
+    ("resume", ("--reps", "1", "--readers", "ours_all")),
+    ("reader_s3", ("--reps", "1", "--readers", "ours", "--parts", "epoch,first,bytes")),
+    ("reader_memory", ("--rows", "40000")),
+    ("small_model", ("--seeds", "1", "--epochs", "1")),
 )
 QUICK_LOCAL = (
     ("balance", ("--rows", "2000")),
@@ -72,9 +97,13 @@ def run_all(
 def main() -> None:
     arguments = sys.argv[1:]
     if not arguments:
-        run_all(LOCAL_STEPS, S3_STEPS, ["20k", "full"])
+        run_all((*READER_STEPS, *LOCAL_STEPS), S3_STEPS, ["20k", "full"])
     elif arguments == ["--quick"]:
-        run_all(QUICK_LOCAL, QUICK_S3, ["small", "bad"])
+        os.environ.setdefault("BENCH_PATIENCE_S", "0")
+        run_all((*QUICK_READER, *QUICK_LOCAL), QUICK_S3, ["small", "bad"])
+    elif arguments == ["reader"]:
+        for name, given in READER_STEPS:
+            run_one(name, given)
     elif arguments[0] in NAMES:
         run_one(arguments[0], arguments[1:])
     else:

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardprep.errors import ConfigError, ShardprepError
+from shardprep.formats.reasons import FAULTS
 from shardprep.prep.settings import CHOICES, Settings
+from shardprep.prep.signals import Terminated, heeding_signals
+from shardprep.report.reading import add_arguments, read_as_training, reading_text
 from shardprep.version import __version__
 
 if TYPE_CHECKING:
     from shardprep.prep.build import Built
 
 INTERRUPTED = 130  # what shells use for a command ended by Ctrl-C
+TERMINATED = 143  # and by SIGTERM: spot machines and job schedulers send it
 
 TEXT_FLAGS = {
     "text_field": ("FIELD", "field that holds the text; dotted paths reach nested fields (default: text)"),
@@ -47,7 +51,10 @@ TEXT_FLAGS = {
     "scheduler": ("WHERE", "local, serial, or the address of a Dask scheduler, tcp://host:8786 (default: local)"),
     "memory_limit": ("SIZE", "memory of a worker, e.g. 4GB (default: an equal share of this machine)"),
     "on_bad": (None, "what a bad document does (default: set-aside)"),
-    "max_bad": ("SHARE_OR_N", "stop after the scan if more were set aside: 1%% or 100 (default: no limit)"),
+    "max_bad": (
+        "SHARE_OR_N",
+        "stop after the scan if more were set aside, repeats left out: 1%% or 100 (default: no limit)",
+    ),
     "max_object_size": ("SIZE", "largest object that is read whole (default: 256MB)"),
     "on_duplicate_id": (None, "what a repeated id does (default: keep)"),
     "staging": ("URI", "where staged rows lie until the data set is published (default: inside the output)"),
@@ -88,6 +95,9 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", help="reread every shard and hold it against the manifest")
     check.add_argument("dataset", metavar="DATASET")
     _common(check)
+    read = commands.add_parser("read", help="iterate as training would; print rates, share of time waited, padding")
+    add_arguments(read)
+    _common(read)
     return root
 
 
@@ -134,22 +144,41 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+class _NoOutput(Exception):
+    """Standard output takes nothing: its disk is full, for example."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     chosen = parser().parse_args(arguments)
     try:
-        return {"build": _build, "inspect": _inspect, "verify": _verify}[chosen.command](chosen)
+        with heeding_signals():
+            return _run(chosen)
+    except KeyboardInterrupt:
+        print("shardprep: interrupted; the same command continues", file=sys.stderr)
+        return INTERRUPTED
+    except Terminated:
+        print("shardprep: terminated; the same command continues", file=sys.stderr)
+        return TERMINATED
+    except BrokenPipeError:  # the reader of our output went away: `shardprep inspect ... | head`
+        _drop_output()
+        return 1
+    except _NoOutput as error:
+        _drop_output()
+        print(f"shardprep: cannot write to standard output: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    try:
+        return {"build": _build, "inspect": _inspect, "verify": _verify, "read": _read}[chosen.command](chosen)
     except ShardprepError as error:
         print(f"shardprep: {error.message}", file=sys.stderr)
         if chosen.json:
             _print_json({"error": type(error).__name__, "message": error.message})
         return error.exit_code
-    except KeyboardInterrupt:
-        print("shardprep: interrupted; the same command continues", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away: `shardprep inspect ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (BrokenPipeError, _NoOutput):
+        raise
     except Exception as error:  # noqa: BLE001  the trace is for us; the last line is for the person who runs it
         traceback.print_exc()
         message = f"an error that shardprep does not know ({type(error).__name__}: {error}); please report it with the lines above"
@@ -159,12 +188,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _drop_output() -> None:
+    """Let what standard output still holds go nowhere: the interpreter would try to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _NoOutput(error.strerror) from error
+
+
 def _build(chosen: argparse.Namespace) -> int:
     values = _from_file(chosen.config) if chosen.config else {}
     positional = {"source": chosen.source, "output": chosen.output, "tokenizer": chosen.tokenizer}
     places = {name: given or values.pop(name, None) for name, given in positional.items()}
-    for name in positional:
+    for name, place in places.items():
         values.pop(name, None)
+        if place is not None and not isinstance(place, str):
+            raise ConfigError(f"{name} must be a text, got {place!r}", setting=name)
     flags = {*TEXT_FLAGS, *NUMBER_FLAGS, *SWITCHES, "columns", "storage_options", "progress"}
     values |= {name: getattr(chosen, name) for name in flags if getattr(chosen, name) is not None}
     settings = Settings.of(values)
@@ -181,7 +226,7 @@ def _build(chosen: argparse.Namespace) -> int:
     if chosen.json:
         _print_json(built.summary())
     else:
-        print(_closing(built, say))
+        _print(_closing(built, say))
     return 0
 
 
@@ -190,6 +235,8 @@ def _from_file(path: str) -> dict[str, Any]:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}; a job file is TOML in UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     return {key.replace("-", "_"): value for key, value in values.items()}
@@ -209,7 +256,10 @@ def _closing(built: Built, say: Any) -> str:
             else "nothing set aside"
         )
     )
-    return f"built {what}; {built.seconds:.1f} s" if built.fresh else f"already built: {what}"
+    if built.fresh:
+        return f"built {what}; {built.seconds:.1f} s"
+    missed = not FAULTS.isdisjoint(numbers["set_aside"])
+    return f"already built: {what}" + ("; --overwrite tries again what could not be read then" if missed else "")
 
 
 def _dry_run(chosen: argparse.Namespace, places: dict[str, Any], settings: Settings) -> int:
@@ -219,7 +269,7 @@ def _dry_run(chosen: argparse.Namespace, places: dict[str, Any], settings: Setti
     if chosen.json:
         _print_json(estimate.summary())
     else:
-        print(estimate.text())
+        _print(estimate.text())
     return 0
 
 
@@ -242,9 +292,9 @@ def _inspect(chosen: argparse.Namespace) -> int:
     if chosen.json:
         _print_json(summary_json(manifest))
     else:
-        print(summary_text(manifest))
+        _print(summary_text(manifest))
         if chosen.html:
-            print(f"\npage: {chosen.html}")
+            _print(f"\npage: {chosen.html}")
     return 0
 
 
@@ -261,14 +311,23 @@ def _verify(chosen: argparse.Namespace) -> int:
         print(f"wrong: {line}", file=sys.stderr)
     if outcome.ok:
         numbers = f"{outcome.rows:,} rows, {outcome.tokens:,} tokens"
-        print(f"verified {outcome.shards:,} shards: {numbers}, all as the manifest says")
+        _print(f"verified {outcome.shards:,} shards: {numbers}, all as the manifest says")
         return 0
-    print(f"{len(outcome.problems)} things are wrong in {chosen.dataset}")
+    _print(f"{len(outcome.problems)} things are wrong in {chosen.dataset}")
     return 1
 
 
+def _read(chosen: argparse.Namespace) -> int:
+    told = read_as_training(chosen, _options(chosen))
+    if chosen.json:
+        _print_json(told)
+    else:
+        _print(reading_text(told))
+    return 0
+
+
 def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    _print(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 NOT_RUN = re.compile(r"<!-- not run: \S[^\n]*-->\s*\Z")
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)

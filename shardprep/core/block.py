@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +55,7 @@ class TokenBlock:
         # Copies of whole rows: 3 to 5 times faster than an index for every token, or Arrow's take on lists.
         pieces = [self.ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
         ids = np.concatenate([self.ids[:0], *pieces])
-        return TokenBlock(ids, offsets_of(self.lengths[rows]), self.columns.take(pa.array(rows)))
+        return TokenBlock(ids, offsets_of(self.lengths[rows]), self.columns.take(indices(rows)))
 
     def slice(self, start: int, stop: int) -> TokenBlock:
         """Return rows start to stop (exclusive) without copying tokens."""
@@ -83,10 +84,18 @@ class TokenBlock:
         """Return the block behind a batch of `to_batch`, tokens shared, not copied."""
         place = batch.schema.get_field_index(IDS)
         lists = batch.column(place)
-        offsets = lists.offsets.to_numpy().astype(np.int64)
-        ids = lists.values.to_numpy()[offsets[0] : offsets[-1]]
+        # Not `to_numpy`: where pandas is installed, its first call imports it, for half a second and 50 MB.
+        offsets = np.from_dlpack(lists.offsets).astype(np.int64)
+        ids: NDArray[np.int32] = np.from_dlpack(lists.values)[offsets[0] : offsets[-1]]  # type: ignore[assignment]
         names = [name for name in batch.schema.names if name != IDS]
         return cls(ids, offsets - offsets[0], batch.select(names))
+
+
+def indices(rows: NDArray[np.integer[Any]]) -> pa.Array:
+    """Return row numbers (n,) as an Arrow array; `pa.array` imports pandas where that is installed, for half a second."""
+    return pa.Array.from_buffers(
+        pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, dtype=np.int64))]
+    )
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

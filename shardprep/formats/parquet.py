@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -203,6 +204,6 @@ def decode_row_group(shard: pq.ParquetFile, index: int) -> TokenBlock:
         batches[0] if batches else pa.RecordBatch.from_arrays([c.combine_chunks() for c in table], schema=table.schema)
     )
     block = TokenBlock.from_batch(batch.select([name for name in batch.schema.names if name != LENGTH]))
-    if (batch.column(LENGTH).to_numpy() != block.lengths).any():
+    if (np.from_dlpack(batch.column(LENGTH)) != block.lengths).any():
         raise ManifestError(f"row group {index}: the lengths do not agree with the tokens", row_group=index)
     return block

@@ -1,0 +1,151 @@
+"""The loader: one epoch after the other of one rank's batches, made ahead in threads, counted at the consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shardprep.core.schedule import World
+from shardprep.core.state import ReaderState, check_same
+from shardprep.errors import ConfigError
+from shardprep.formats.collate import Batch, BufferPool, Collator
+from shardprep.reader.cache import ShardCache
+from shardprep.reader.making import StateAfter, Supply, Threads, in_order
+from shardprep.reader.metrics import Metrics
+from shardprep.reader.plan import ReadPlan, Schedule, chunks
+
+POOL_BYTES = 64 << 20
+
+
+class Loader:
+    """Batches of one rank, epoch by epoch. Made by `Dataset.loader`.
+
+    Iterating plays one epoch: the one after the last begun, or the one set by `set_epoch` or `load_state_dict`. An epoch
+    that was broken off is not continued.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        cache: Callable[[], ShardCache],
+        *,
+        num_threads: int,
+        slots_given: bool,
+        metrics: Callable[[World], Metrics],
+        world_given: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.world_given = world_given
+        self.open_cache = cache
+        self.num_threads = num_threads
+        self.slots_given = slots_given
+        self._slots_loaded = False
+        self._metrics_of = metrics
+        self._metrics = metrics(plan.world)
+        self._pool = BufferPool(POOL_BYTES)
+        self._next = (0, 0)
+        self._position = (0, 0)
+        self._known: tuple[ReadPlan, Schedule] | None = None
+
+    def take_world(self, world: World) -> None:
+        """Read as this rank from now on. Without `slots=` a round gets as many slots as there are ranks."""
+        self.plan = self.plan.with_world(world)
+        if not self.slots_given and not self._slots_loaded:
+            self.plan = self.plan.with_slots(world.world_size)
+        self._metrics = self._metrics_of(world)
+
+    def allocate_with(self, allocate: Callable[[int], Any]) -> None:
+        """Take the memory of batches from here from now on: size in bytes -> a writable buffer; for pinned memory."""
+        self._pool = BufferPool(POOL_BYTES, allocate)
+
+    def __len__(self) -> int:
+        """Return the micro-batches of this rank in an epoch: the same in every epoch, and on every rank."""
+        return self._any_epoch.rounds * self.plan.per_round
+
+    @property
+    def steps(self) -> int:
+        """Return the optimizer steps of an epoch."""
+        return self._any_epoch.steps
+
+    @property
+    def dropped_rows(self) -> int:
+        """Return the rows that an epoch leaves out with tail="drop"; 0 with "pad"."""
+        return self._any_epoch.dropped_rows
+
+    def check(self) -> None:
+        """Raise ConfigError if what the plan asks for cannot be played."""
+        _ = self._any_epoch
+
+    @property
+    def _any_epoch(self) -> Schedule:
+        """Return a schedule, for what is the same in all epochs."""
+        if self._known is None or self._known[0] is not self.plan:
+            self._known = (self.plan, self.plan.schedule(0))
+        return self._known[1]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Play this epoch next, from its beginning."""
+        if epoch < 0:
+            raise ConfigError(f"the epoch must be at least 0, got {epoch}")
+        self._next = self._position = (epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands, as JSON values: it names no rank, and serves any rank of any world.
+
+        Inside a step it is the state at the step's beginning: gradients of an unfinished step die with the process.
+        """
+        return self.plan.state(*self._position).document()
+
+    def upcoming_state(self) -> dict[str, Any]:
+        """Return the state at which the next epoch to be iterated begins."""
+        return self.plan.state(*self._next).document()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state of this data set and policy, from any rank, world size, or number of workers.
+
+        The rounds keep the slots they had: without `slots=` they are taken from the state. Raises ConfigError that names
+        both sides if the state is of another data set, plan version or policy.
+        """
+        wanted = ReaderState.parse(state)
+        slots = int(wanted.policy["slots"])
+        if not self.slots_given and slots != self.plan.policy.slots:
+            self.plan = self.plan.with_slots(slots)
+        check_same(wanted, self.plan.state(0, 0))
+        steps = self.steps
+        if wanted.step > steps:
+            raise ConfigError(f"the state is at step {wanted.step}, but an epoch has {steps} steps")
+        self._slots_loaded = True
+        self._next = self._position = (wanted.epoch, wanted.step)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what this rank read so far, and where its time went."""
+        return self._metrics.snapshot()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Play one epoch."""
+        return self.play(self.in_threads)
+
+    def play(self, open_supply: Callable[[int, Schedule, Collator, StateAfter], Supply]) -> Iterator[Batch]:
+        """Play one epoch of batches that somebody else makes: worker processes, say."""
+        epoch, step = self._next
+        self._next, self._position = (epoch + 1, 0), (epoch, step)
+        plan, schedule = self.plan, self.plan.schedule(epoch)
+        todo = chunks(schedule, plan.per_round, step * plan.policy.accumulate)
+        collator, state = Collator(plan.pad_id, self._pool), plan.state_after(epoch, schedule)
+        with open_supply(epoch, schedule, collator, state) as supply:
+            self._metrics.began()
+            try:
+                for batch, last in in_order(todo, supply, self._metrics):
+                    if last:
+                        self._position = plan.position_after(epoch, schedule, batch.step, last)
+                    self._metrics.handed(batch)
+                    yield batch
+                    del batch  # its memory goes back while the next one is waited for
+            finally:
+                self._metrics.ended()
+        self._position = (epoch + 1, 0)
+
+    def in_threads(self, epoch: int, schedule: Schedule, collator: Collator, state: StateAfter) -> Threads:
+        """Return the supply of this process's own threads."""
+        cache = self.open_cache()
+        return Threads(self.plan, schedule, cache, collator, state, epoch=epoch, num_threads=self.num_threads)

@@ -1,0 +1,172 @@
+"""The life of a worker process: asked for chunks, it packs their rows and sends them as flat blocks.
+
+It is a fresh process, without the user's script and without torch, and it ends with its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shardprep.core.schedule import MicroBatch
+from shardprep.formats.buffers import Unpooled
+from shardprep.formats.collate import FlatBlock, pack
+from shardprep.reader import wire
+from shardprep.reader.cache import ShardCache
+from shardprep.reader.making import specs_of
+from shardprep.reader.plan import Chunk, ReadPlan, Schedule
+from shardprep.reader.source import EARLY_CHUNKS, ShardSource
+
+LOOK_FOR_PARENT_S = 1.0
+
+
+class Setup(NamedTuple):
+    """The first message to a worker: what it reads, and how its cache is opened."""
+
+    plan: ReadPlan
+    open_cache: Callable[[], ShardCache]
+
+
+class Begin(NamedTuple):
+    """From here on chunks are of this epoch; run numbers the iterations of the parent."""
+
+    run: int
+    epoch: int
+
+
+class Want(NamedTuple):
+    """Make this chunk."""
+
+    run: int
+    chunk: Chunk
+
+
+@dataclass
+class Reply:
+    """A chunk, packed.
+
+    flat    its rows; None if not even the first micro-batch could be had
+    facts   keywords of `Collator.batch`, for each micro-batch
+    error   what came after them, and `trace` where it was raised
+    phases  cause, start and stop on the monotonic clock
+    counts  for the metrics
+    """
+
+    run: int
+    number: int
+    flat: FlatBlock | None = None
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    error: BaseException | None = None
+    trace: str = ""
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def serve(file: int, parent: int) -> None:
+    """Answer on this socket until it is closed, or the parent is gone. The worker's whole life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; its end is ours
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    sock = socket.socket(fileno=file)
+
+    def read_into(data: memoryview) -> None:
+        while data:
+            count = sock.recv_into(data)
+            if not count:
+                raise EOFError
+            data = data[count:]
+
+    try:
+        _answer(sock, lambda: wire.receive(read_into, Unpooled()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # what is being fetched is nobody's any more
+
+
+def _end_with(parent: int) -> None:
+    """End when the parent did; a closed socket says so sooner, but not while a forked child of the parent holds it too."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_FOR_PARENT_S)
+    os._exit(1)
+
+
+def _answer(sock: socket.socket, receive: Callable[[], Any]) -> None:
+    plan, open_cache = receive()
+    cache = open_cache()
+    packer: Packer | None = None
+    while True:
+        message = receive()
+        if isinstance(message, Begin):
+            if packer is not None:
+                packer.close()
+            packer = Packer(plan, cache, message.epoch)
+        elif packer is not None:
+            reply = packer.reply(message)
+            _send(sock, reply)
+
+
+def _send(sock: socket.socket, reply: Reply) -> None:
+    try:
+        pickle.dumps(reply.error)
+    except Exception:  # noqa: BLE001  an error that cannot travel is told in words
+        reply.error = RuntimeError(f"{type(reply.error).__name__}: {reply.error}")
+    wire.send(sock, reply)
+
+
+class Packer:
+    """Packs chunks of one epoch."""
+
+    def __init__(self, plan: ReadPlan, cache: ShardCache, epoch: int) -> None:
+        self._plan, self._epoch = plan, epoch
+        self._schedule: Schedule = plan.schedule(epoch)
+        self._source = ShardSource(plan.refs, plan.slots, cache)
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        self._source.stop()
+        self._source.__exit__()
+
+    def reply(self, want: Want) -> Reply:
+        """Return the chunk up to the first micro-batch that cannot be had."""
+        chunk, reply = want.chunk, Reply(want.run, want.chunk.number)
+        specs: Sequence[tuple[MicroBatch, bool]] = []
+        try:
+            self._source.enter(self._schedule, chunk.window)
+            specs = specs_of(self._plan, self._schedule, chunk, None)
+            started = time.monotonic()
+            early = chunk.number < EARLY_CHUNKS
+            views = self._source.views([spec for spec, _ in specs], early, fetch_on=chunk.number > 0)
+            fetched = time.monotonic()
+            reply.flat = pack([spec for spec, _ in specs], views)
+            reply.phases = [("fetch", started, fetched), ("collate", fetched, time.monotonic())]
+        except BaseException as error:  # noqa: BLE001  it belongs to its place in the sequence
+            specs = self._up_to_the_error(specs, error, reply)
+        reply.counts = self._source.taken()
+        reply.facts = [{"last_in_step": last, "epoch": self._epoch, "name": spec.name} for spec, last in specs]
+        return reply
+
+    def _up_to_the_error(
+        self, specs: Sequence[tuple[MicroBatch, bool]], first: BaseException, reply: Reply
+    ) -> Sequence[tuple[MicroBatch, bool]]:
+        """Pack the micro-batches before the one with a row that cannot be had; return those."""
+        error: BaseException | None = None if specs else first
+        good: list[tuple[MicroBatch, bool]] = []
+        for spec, last in specs:
+            try:
+                pack([spec], self._source.views([spec], early=False))
+            except BaseException as second:  # noqa: BLE001
+                error = second
+                break
+            good.append((spec, last))
+        if good:  # each of them alone can be had, so can all
+            wanted = [spec for spec, _ in good]
+            reply.flat = pack(wanted, self._source.views(wanted, early=False))
+        if error is not None:
+            reply.error, reply.trace = error, "".join(traceback.format_exception(error))
+        return good

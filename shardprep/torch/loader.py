@@ -1,0 +1,230 @@
+"""TorchLoader: a loader's batches as tensors, made in threads or in processes, and on the GPU before they are asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from shardprep.errors import ConfigError
+from shardprep.formats.collate import Batch
+from shardprep.reader.loader import Loader
+from shardprep.reader.workers import WorkerPool
+from shardprep.torch.batch import Device, TorchBatch
+from shardprep.torch.world import resolve_world
+
+AHEAD_ON_GPU = 2  # batches copied ahead: one being copied, one ready
+
+
+class TorchLoader:
+    """A loader, epoch by epoch, as `Loader` plays it; yields TorchBatch.
+
+    loader              of `Dataset.loader`; made without rank and world_size, it gets those of `resolve_world`
+    device              where batches go. To a GPU they are copied from pinned memory on a stream of their own
+    num_workers         0: threads of this process make the batches. k: k worker processes read, this process pads. The
+                        sequence is the same for every number
+    persistent_workers  keep the processes from one epoch to the next
+    prefetch            batches on the device ahead of use; 2 on a GPU, else 0
+
+    Raises ConfigError if a value is out of range.
+    """
+
+    batch_sampler = None  # Lightning looks at it where there is a sampler
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        device: Device | None = None,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        prefetch: int | None = None,
+    ) -> None:
+        self.loader = loader
+        self.device = torch.device("cpu") if device is None else torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        self.prefetch = (AHEAD_ON_GPU if on_gpu else 0) if prefetch is None else prefetch
+        self.num_workers, self.persistent_workers = num_workers, persistent_workers
+        if num_workers < 0 or self.prefetch < 0:
+            raise ConfigError(
+                f"num_workers and prefetch must be at least 0, got num_workers={num_workers}, prefetch={prefetch}"
+            )
+        if persistent_workers and not num_workers:
+            raise ConfigError("persistent_workers=True needs num_workers of at least 1")
+        if not loader.world_given:
+            loader.take_world(resolve_world())
+        if on_gpu:
+            loader.allocate_with(partial(_pinned, self.device))
+        self._pool: WorkerPool | None = None
+        self._pool_taken = False
+        self._handed: Callable[[], dict[str, Any]] | None = (
+            None  # the state where batches are taken from the loader early
+        )
+
+    def __len__(self) -> int:
+        """Return the micro-batches of this rank in an epoch: the same in every epoch, and on every rank."""
+        return len(self.loader)
+
+    @property
+    def steps(self) -> int:
+        """Return the optimizer steps of an epoch."""
+        return self.loader.steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Play this epoch next, from its beginning."""
+        self.loader.set_epoch(epoch)
+        self._handed = None
+
+    @property
+    def sampler(self) -> _Epochs:
+        """Return what Lightning tells its epoch to: after a checkpoint of a finished epoch it restores no loader."""
+        return _Epochs(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands, after the batch that was handed over last; see `Loader.state_dict`."""
+        return self.loader.state_dict() if self._handed is None else self._handed()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state of any rank, world size or number of workers; see `Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+        self._handed = None
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what this rank read so far, and where its time went."""
+        return self.loader.metrics()
+
+    def close(self) -> None:
+        """End persistent workers. The next epoch starts new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[TorchBatch]:
+        """Play one epoch."""
+        self._check_world()
+        batches = self._from_workers() if self.num_workers else iter(self.loader)
+        if not self.prefetch:
+            self._handed = None
+            for batch in batches:
+                yield TorchBatch(batch).to(self.device)
+                del batch  # its memory goes back while the next one is waited for
+            return
+        self._handed = self.loader.upcoming_state
+        for early in _ahead(map(TorchBatch, batches), self.device, self.prefetch):
+            self._handed = early.state
+            yield early
+            del early
+        self._handed = None
+
+    def _check_world(self) -> None:
+        if self.loader.world_given:
+            return
+        now, was = resolve_world(), self.loader.plan.world
+        if now != was:
+            raise ConfigError(
+                f"this loader was made as rank {was.rank} of {was.world_size}, but now this is rank {now.rank} of "
+                f"{now.world_size}: make the TorchLoader after torch.distributed.init_process_group, or give rank= and "
+                "world_size= to Dataset.loader"
+            )
+
+    def _from_workers(self) -> Iterator[Batch]:
+        loader = self.loader
+        if not self.persistent_workers or self._pool_taken:
+            pool = WorkerPool(loader.plan, loader.open_cache, self.num_workers)
+            try:
+                yield from loader.play(pool.supply)
+            finally:
+                pool.close()
+            return
+        pool = self._pool_for_epoch()
+        self._pool_taken = True
+        try:
+            yield from loader.play(pool.supply)
+        finally:
+            self._pool_taken = False
+
+    def _pool_for_epoch(self) -> WorkerPool:
+        if self._pool is not None and not (self._pool.alive and self._pool.plan is self.loader.plan):
+            self.close()
+        if self._pool is None:
+            self._pool = WorkerPool(self.loader.plan, self.loader.open_cache, self.num_workers)
+        return self._pool
+
+
+class _Epochs:
+    """Plays the part of a DistributedSampler: `set_epoch` once an epoch, by a framework that counts epochs itself."""
+
+    def __init__(self, loader: TorchLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Play this epoch next; if it is the one that comes anyway, then from where it was to be played."""
+        if self._loader.loader.upcoming_state()["epoch"] != epoch:
+            self._loader.set_epoch(epoch)
+
+
+def _pinned(device: torch.device, size_bytes: int) -> Any:
+    with torch.cuda.device(device):  # threads begin on GPU 0, and each process would take memory there
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+
+def _ahead(batches: Iterator[TorchBatch], device: torch.device, ahead: int) -> Iterator[TorchBatch]:
+    """Yield batches on the device, so many of them copied before they are asked for."""
+    copies = _GpuCopies(device) if device.type == "cuda" else None
+    waiting: deque[tuple[TorchBatch, Any]] = deque()
+    try:
+        for batch in batches:
+            waiting.append((batch.to(device), None) if copies is None else copies.start(batch))
+            del batch
+            if len(waiting) > ahead:
+                yield _ready(copies, *waiting.popleft())
+        while waiting:
+            yield _ready(copies, *waiting.popleft())
+    finally:
+        if copies is not None:
+            copies.finish()
+
+
+def _ready(copies: _GpuCopies | None, batch: TorchBatch, event: Any) -> TorchBatch:
+    return batch if copies is None else copies.ready(batch, event)
+
+
+class _GpuCopies:
+    """Copies to a GPU on a stream of their own, so that they run beside the training step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._under_way: deque[tuple[Any, TorchBatch]] = deque()
+
+    def start(self, batch: TorchBatch) -> tuple[TorchBatch, Any]:
+        """Begin a copy. The pinned source stays alive until it is done: only then may its memory be used again."""
+        while self._under_way and self._under_way[0][0].query():
+            self._under_way.popleft()
+        with torch.cuda.stream(self._stream):
+            copy = batch.to(self._device, non_blocking=True)
+        event = self._stream.record_event()
+        self._under_way.append((event, batch))
+        return copy, event
+
+    def finish(self) -> None:
+        """Wait for all copies: then the pool may have the memory they came from."""
+        self._stream.synchronize()
+        self._under_way.clear()
+
+    def ready(self, copy: TorchBatch, event: Any) -> TorchBatch:
+        """Let the stream that trains wait for the copy, and the allocator know that it is used there."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        for tensor in copy.tensors():
+            tensor.record_stream(current)
+        return copy
