@@ -147,6 +147,31 @@ class SeaweedFS(_Server):
             "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-webdav=false", "-admin.ui=false",
         ]  # fmt: skip
         self._start(command, "/healthz")
+        self._wait_for_bucket()
+
+    def _wait_for_bucket(self) -> None:
+        import botocore.session
+        from botocore.exceptions import ClientError
+
+        # Not the environment's: other settings may stand there.
+        client = botocore.session.Session().create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                client.list_objects_v2(Bucket=BUCKET, MaxKeys=1)
+            except ClientError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                client.close()
+                return
 
 
 class Moto(_Server):

@@ -23,7 +23,8 @@ def heeding_signals() -> Iterator[None]:
     """Inside the block SIGINT raises KeyboardInterrupt and SIGTERM raises Terminated, once; only in the main thread.
 
     Not in the middle of an import: an exception there may leave the import lock held for ever, on which the thread that
-    starts the workers then waits, or be swallowed by the module. It is raised when the import is over.
+    starts the workers then waits, or be swallowed by the module. Nor in a `__del__`, which swallows all exceptions. It is
+    raised when that is over.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,7 +52,7 @@ class _Handler:
     def again(self, _: Any, frame: FrameType | None) -> None:
         """Raise, or try a little later."""
         self._tries += 1
-        if self._tries < TRIES and _is_importing(frame):
+        if self._tries < TRIES and _is_deaf(frame):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
             return
         if self._number == signal.SIGTERM:
@@ -60,9 +61,9 @@ class _Handler:
         raise KeyboardInterrupt
 
 
-def _is_importing(frame: FrameType | None) -> bool:
+def _is_deaf(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename == IMPORTS:
+        if frame.f_code.co_filename == IMPORTS or frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False
