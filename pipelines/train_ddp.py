@@ -59,9 +59,11 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, loade
     if not found:
         return 0
     step = int(found[-1].stem.removeprefix("model-"))
-    state = StateHistory(folder / "reader").load(step)
-    if state is None:
-        raise SystemExit(f"{found[-1]} is there, but no reader state beside it: {folder / 'reader'} is empty")
+    history = StateHistory(folder / "reader")
+    if step not in history.steps():  # an older state would train rows twice
+        raise SystemExit(f"{found[-1]} is there, but {folder / 'reader'} holds no reader state of step {step}")
+    state = history.load(step)
+    assert state is not None
     saved = torch.load(found[-1], map_location="cpu")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
@@ -102,15 +104,15 @@ def train(arguments: argparse.Namespace) -> None:
     parallel = DistributedDataParallel(model)
     log = open(folder / f"log-{step:08d}-{rank}.jsonl", "a", buffering=1)  # noqa: SIM115  until the end
     ids: list[str] = []
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=device)  # where the process group can add it up
     while (epoch := loader.state_dict()["epoch"]) < arguments.epochs:
         for batch in loader:
             # Targets of the whole step, over all ranks and micro-batches; DDP takes the mean over ranks, so times their number.
-            scale = world_size / (batch.step_tokens - batch.step_rows)
+            scale = world_size / max(1, batch.step_tokens - batch.step_rows)
             parallel.require_backward_grad_sync = batch.last_in_step
             loss = summed_loss(parallel, batch) * scale
             loss.backward()
-            total += loss.detach().double().cpu() / world_size
+            total += loss.detach().double() / world_size
             ids += batch.ids[: batch.real]
             if not batch.last_in_step:
                 continue
@@ -121,7 +123,7 @@ def train(arguments: argparse.Namespace) -> None:
             print(
                 json.dumps({"at": step, "epoch": epoch, "step": batch.step, "loss": total.item(), "ids": ids}), file=log
             )
-            ids, total = [], torch.zeros((), dtype=torch.float64)
+            ids, total = [], torch.zeros_like(total)
             if rank == 0 and step % arguments.save_every == 0:
                 save(folder, step, model, optimizer, loader)
         if "validation" in data.splits:
@@ -154,9 +156,12 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64, help="of the model")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--save-every", type=int, default=100, help="steps between two checkpoints")
+    arguments = parser.parse_args()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
-        train(parser.parse_args())
+        train(arguments)
     finally:
         dist.destroy_process_group()
 

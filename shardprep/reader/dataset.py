@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from threading import Thread
 from typing import Any, Literal
 
 from shardprep.core.content import SplitInfo
@@ -177,8 +175,6 @@ def open_for_reading(
     metrics_dir: str | None = None,
 ) -> Dataset:
     """Read the manifest of a data set. Raises ManifestError if it is unfinished or broken."""
-    # Arrow's Parquet takes 20 ms to import: while the store is asked for the manifest.
-    Thread(target=import_module, args=("shardprep.formats.parquet",), daemon=True).start()
     store, manifest = open_dataset(uri, options=options, kind=kind)
     adopt(store, uri, options, kind)
     cache = CacheSettings(cache_dir or default_folder(), cache_limit_bytes)

@@ -108,13 +108,13 @@ class Loader:
         """
         wanted = ReaderState.parse(state)
         slots = int(wanted.policy["slots"])
-        if not self.slots_given and slots != self.plan.policy.slots:
-            self.plan = self.plan.with_slots(slots)
-        check_same(wanted, self.plan.state(0, 0))
-        steps = self.steps
+        # What is refused changes nothing.
+        plan = self.plan if self.slots_given or slots == self.plan.policy.slots else self.plan.with_slots(slots)
+        check_same(wanted, plan.state(0, 0))
+        steps = plan.schedule(0).steps
         if wanted.step > steps:
             raise ConfigError(f"the state is at step {wanted.step}, but an epoch has {steps} steps")
-        self._slots_loaded = True
+        self.plan, self._slots_loaded = plan, True
         self._next = self._position = (wanted.epoch, wanted.step)
 
     def metrics(self) -> dict[str, Any]:

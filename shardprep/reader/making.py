@@ -111,7 +111,7 @@ class Threads:
     ) -> None:
         self.ahead = num_threads + 1
         self._schedule = schedule
-        self._source = ShardSource(plan.refs, plan.slots, cache)
+        self._source = ShardSource(plan.refs, plan.slots, cache, self.ahead)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="shardprep-read")
         self._maker = Maker(plan, schedule, self._source, collator, state, epoch=epoch, share=share)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,8 @@ from shardprep.reader.dataset import Dataset
 from shardprep.reader.loader import Loader
 from shardprep.reader.plan import Mixed
 from shardprep.reader.ref import ShardRef
+
+MOST_SAID = 250  # characters of a mix in a state
 
 
 class Mix:
@@ -53,17 +56,28 @@ class Mix:
             refs += shards
             sets.append(MixSet(name, rows, dataset.manifest.buckets, self._weights[name]))
         # The names of both sides stand in the error where a state of another mix is given.
-        said = (f"{name} {self._weights[name]:g} x {d.manifest.fingerprint[:16]}" for name, d in self._datasets.items())
+        said = (
+            f"{name} {float(self._weights[name])!r} x {d.manifest.fingerprint[:12]}"
+            for name, d in self._datasets.items()
+        )
+        whole = f"mix until {self._until} of {', '.join(said)}"
         loader.plan = replace(
             loader.plan,
-            split=",".join(dict.fromkeys(splits.values())),
-            fingerprint=f"mix until {self._until} of {', '.join(said)}",
+            split=_short(",".join(dict.fromkeys(f"{name}={splits[name]}" for name in self._datasets))),
+            fingerprint=_short(whole),
             refs=tuple(refs),
             sets=(),
             mixed=Mixed(tuple(sets), self._until),
         )
         loader.check()
         return loader
+
+
+def _short(text: str) -> str:
+    """Return a text that tells two apart, and leaves a state below 1 KB."""
+    if len(text) <= MOST_SAID:
+        return text
+    return f"{text[: MOST_SAID - 20]}... {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _check_alike(first: str, one: Dataset, name: str, other: Dataset) -> None:

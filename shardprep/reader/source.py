@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -38,10 +39,11 @@ def most_held() -> int:
 class ShardSource:
     """The shards of the open window and of the next one, for the slots of one rank.
 
-    `enter` belongs to one thread; `views` may be called by several. A context manager that lives for one epoch.
+    ahead: chunks in the making at once, at most. `enter` belongs to one thread; `views` may be called by several. A context
+    manager that lives for one epoch.
     """
 
-    def __init__(self, refs: Sequence[ShardRef], slots: range, cache: ShardCache) -> None:
+    def __init__(self, refs: Sequence[ShardRef], slots: range, cache: ShardCache, ahead: int = 1) -> None:
         self._refs = refs
         self._slots = slots
         self._cache = cache
@@ -50,7 +52,8 @@ class ShardSource:
         self._by_range_bytes = 0  # of ranges that are closed, and not counted yet
         self._wanted: list[int] = []  # still to be fetched, in the order in which they are needed
         self._ahead: set[int] = set()  # fetched before anybody waited for them
-        self._played: set[int] = set()  # of the window before
+        # Of the windows entered last: each chunk in the making may be in a window of its own.
+        self._entered: deque[set[int]] = deque(maxlen=ahead + 1)
         self._window = -1
         self.is_by_range = False  # some shards have no room in the cache
         self._most_held = most_held()
@@ -93,8 +96,8 @@ class ShardSource:
         self._cache.expect([self._refs[shard] for shard in dict.fromkeys(shard for part in rest for shard in part)])
         with self._lock:
             self._wanted = list(dict.fromkeys(shard for part in rest[:2] for shard in part))
-            keep = {*self._wanted, *self._played}  # chunks of the last window may still be in the making
-            self._played = set(rest[0])
+            self._entered.append(set(rest[0]))
+            keep = set(self._wanted).union(*self._entered)
             for shard in [shard for shard in self._held if shard not in keep]:
                 _let_go(self._held.pop(shard))
                 self._ahead.discard(shard)

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardprep.core.schedule import World
 from shardprep.core.state import ReaderState, check_same
+from shardprep.errors import ConfigError
 from shardprep.formats.collate import BufferPool
 from shardprep.reader.loader import Loader
 from shardprep.reader.making import Share, play_share
@@ -49,6 +50,8 @@ class ShardIterable(IterableDataset[TorchBatch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Play this epoch next, from its beginning."""
+        if epoch < 0:
+            raise ConfigError(f"the epoch must be at least 0, got {epoch}")
         self._board.upcoming = Start(epoch, 0, self._board.upcoming.slots)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -58,7 +61,11 @@ class ShardIterable(IterableDataset[TorchBatch]):
     def _checked(self, state: dict[str, Any]) -> Start:
         wanted = ReaderState.parse(state)
         slots = self._plan.policy.slots if self._slots_given else int(wanted.policy["slots"])
-        check_same(wanted, self._plan.with_slots(slots).state(0, 0))
+        plan = self._plan.with_slots(slots)
+        check_same(wanted, plan.state(0, 0))
+        steps = plan.schedule(0).steps
+        if wanted.step > steps:
+            raise ConfigError(f"the state is at step {wanted.step}, but an epoch has {steps} steps")
         return Start(wanted.epoch, wanted.step, slots)
 
     def __iter__(self) -> Iterator[TorchBatch]:

@@ -118,7 +118,8 @@ class TorchLoader:
                 yield TorchBatch(batch).to(self.device)
                 del batch  # its memory goes back while the next one is waited for
             return
-        self._handed = self.loader.upcoming_state
+        start = self.loader.upcoming_state()  # now: playing moves the loader on before the first batch is handed over
+        self._handed = lambda: start
         for early in _ahead(map(TorchBatch, batches), self.device, self.prefetch):
             self._handed = early.state
             yield early

@@ -121,6 +121,26 @@ def test_slots_come_from_the_state_unless_given(dataset):
         dataset.loader(batch_size=4, slots=4).load_state_dict(state)
 
 
+def test_a_refused_state_changes_nothing(dataset):
+    loader = dataset.loader(batch_size=4)
+    before = len(loader), loader.plan.policy.slots
+    state = dataset.loader(batch_size=5, slots=8).state_dict()
+    with pytest.raises(ConfigError, match="batch_size"):
+        loader.load_state_dict(state)
+    assert (len(loader), loader.plan.policy.slots) == before
+
+
+@pytest.mark.parametrize("threads", [4, 8])
+def test_chunks_under_way_may_each_be_in_a_window_of_its_own(dataset, tmp_path, threads):
+    given = {"batch_tokens": 2_000, "window_rows": 20, "num_threads": threads}
+    for epoch in range(4):
+        loader = dataset.loader(**given, cache_dir=tmp_path / str(epoch))
+        loader.set_epoch(epoch)
+        seen = counted(loader)
+        assert set(seen.values()) == {1}
+        assert len(seen) == dataset.splits["train"]
+
+
 def test_a_state_is_small_and_cheap(dataset):
     loader = dataset.loader(batch_size=4)
     started = time.perf_counter()
