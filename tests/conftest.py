@@ -1,14 +1,19 @@
-"""For all tests: one Hypothesis profile, and no test may leave a thread or a child process behind."""
+"""For all tests: one Hypothesis profile, one real S3 server, and no test may leave a thread or a child process behind."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+import uuid
+from collections.abc import Iterator
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.fault_proxy import FaultProxy
+from tests.servers import BUCKET, SeaweedFS, set_environment
 
 # Times on a busy machine say nothing about a property; CI draws the same examples each time.
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -48,3 +53,30 @@ def _left_behind(threads, children):
         except psutil.NoSuchProcess:
             continue
     return left
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[SeaweedFS]:
+    with SeaweedFS() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_env(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> SeaweedFS:
+    """The environment points to SeaweedFS."""
+    set_environment(monkeypatch, s3_server.endpoint)
+    return s3_server
+
+
+@pytest.fixture
+def s3_faults(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A fault proxy before SeaweedFS; the environment points to the proxy."""
+    with FaultProxy(s3_server.port) as proxy:
+        set_environment(monkeypatch, proxy.endpoint)
+        yield proxy
+
+
+@pytest.fixture
+def s3_root() -> str:
+    """A place of its own for each test."""
+    return f"s3://{BUCKET}/t-{uuid.uuid4().hex[:12]}"

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardprep.core.block import IDS, IDS_FIELD, TokenBlock
+from shardprep.core.content import ShardInfo
 from shardprep.errors import BlockError, ConfigError, ManifestError
 
 ID, LENGTH, PIECE = "id", "length", "piece"
@@ -45,6 +46,20 @@ class ShardDigest:
     sha256: str
     footer_bytes: int
     footer_sha256: str
+
+    def info(self, name: str, split: str) -> ShardInfo:
+        """Return what a manifest says of the shard under this name."""
+        return ShardInfo(
+            name=name,
+            split=split,
+            rows=self.rows,
+            tokens=self.tokens,
+            bytes=self.size_bytes,
+            sha256=self.sha256,
+            footer_bytes=self.footer_bytes,
+            footer_sha256=self.footer_sha256,
+            row_groups=self.row_groups,
+        )
 
 
 def shard_schema(columns: pa.Schema, pieces: bool, metadata: Mapping[str, str]) -> pa.Schema:

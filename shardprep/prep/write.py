@@ -63,17 +63,7 @@ def write_shard(call: WriteCall) -> ShardInfo:
     with spool(worker.output, call.name) as sink:
         digest = _encode(worker, call, schema, sink)
         worker.output.put_file(call.name, sink.path)
-    info = ShardInfo(
-        name=f"{_plan_of(call.job)}/{call.name}",
-        split=call.job.splits.names[call.split],
-        rows=digest.rows,
-        tokens=digest.tokens,
-        bytes=digest.size_bytes,
-        sha256=digest.sha256,
-        footer_bytes=digest.footer_bytes,
-        footer_sha256=digest.footer_sha256,
-        row_groups=digest.row_groups,
-    )
+    info = digest.info(f"{_plan_of(call.job)}/{call.name}", call.job.splits.names[call.split])
     worker.staging.put(side, orjson.dumps({"staged": call.staged, "info": asdict(info)}))
     return info
 

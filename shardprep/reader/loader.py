@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardprep.core.schedule import World
-from shardprep.core.state import ReaderState, check_same
 from shardprep.errors import ConfigError
 from shardprep.formats.collate import Batch, BufferPool, Collator
 from shardprep.reader.cache import ShardCache
@@ -106,16 +105,9 @@ class Loader:
         The rounds keep the slots they had: without `slots=` they are taken from the state. Raises ConfigError that names
         both sides if the state is of another data set, plan version or policy.
         """
-        wanted = ReaderState.parse(state)
-        slots = int(wanted.policy["slots"])
-        # What is refused changes nothing.
-        plan = self.plan if self.slots_given or slots == self.plan.policy.slots else self.plan.with_slots(slots)
-        check_same(wanted, plan.state(0, 0))
-        steps = plan.schedule(0).steps
-        if wanted.step > steps:
-            raise ConfigError(f"the state is at step {wanted.step}, but an epoch has {steps} steps")
-        self.plan, self._slots_loaded = plan, True
-        self._next = self._position = (wanted.epoch, wanted.step)
+        self.plan, epoch, step = self.plan.continued(state, slots_given=self.slots_given)
+        self._slots_loaded = True
+        self._next = self._position = (epoch, step)
 
     def metrics(self) -> dict[str, Any]:
         """Return what this rank read so far, and where its time went."""

@@ -23,7 +23,8 @@ from shardprep.core.schedule import (
     played_slots,
     slots_of,
 )
-from shardprep.core.state import ReaderState
+from shardprep.core.state import ReaderState, check_same
+from shardprep.errors import ConfigError
 from shardprep.reader.cache import ShardRef
 
 # Slots (rows x padded length) of one chunk, the unit that a thread makes at once: 2 MB of ids and mask. Handing over
@@ -135,6 +136,19 @@ class ReadPlan:
             policy=self.policy.document(),
         )
 
+    def continued(self, state: object, *, slots_given: bool) -> tuple[ReadPlan, int, int]:
+        """Return the plan that continues from a state, and its epoch and step; without slots_given with the state's slots.
+
+        Raises ConfigError that names both sides if the state is of another data set, plan version or policy.
+        """
+        wanted = ReaderState.parse(state)
+        plan = self if slots_given else self.with_slots(int(wanted.policy["slots"]))
+        check_same(wanted, plan.state(0, 0))
+        steps = plan.schedule(0).steps
+        if wanted.step > steps:
+            raise ConfigError(f"the state is at step {wanted.step}, but an epoch has {steps} steps")
+        return plan, wanted.epoch, wanted.step
+
     def position_after(self, epoch: int, schedule: Schedule, step: int, last: bool) -> tuple[int, int]:
         """Return epoch and step after a micro-batch of this step; last: it is the step's last."""
         if not last:
@@ -150,7 +164,9 @@ class ReadPlan:
         return replace(self, world=world)
 
     def with_slots(self, slots: int) -> ReadPlan:
-        """Return the plan with rounds of so many slots."""
+        """Return the plan with rounds of so many slots; itself if it has as many."""
+        if slots == self.policy.slots:
+            return self
         return replace(self, policy=replace(self.policy, slots=slots))
 
     def specs(self, schedule: Schedule, chunk: Chunk) -> Iterator[tuple[MicroBatch, bool]]:

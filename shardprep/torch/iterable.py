@@ -8,7 +8,6 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardprep.core.schedule import World
-from shardprep.core.state import ReaderState, check_same
 from shardprep.errors import ConfigError
 from shardprep.formats.collate import BufferPool
 from shardprep.reader.loader import Loader
@@ -59,14 +58,8 @@ class ShardIterable(IterableDataset[TorchBatch]):
         self._board.upcoming = self._checked(state)
 
     def _checked(self, state: dict[str, Any]) -> Start:
-        wanted = ReaderState.parse(state)
-        slots = self._plan.policy.slots if self._slots_given else int(wanted.policy["slots"])
-        plan = self._plan.with_slots(slots)
-        check_same(wanted, plan.state(0, 0))
-        steps = plan.schedule(0).steps
-        if wanted.step > steps:
-            raise ConfigError(f"the state is at step {wanted.step}, but an epoch has {steps} steps")
-        return Start(wanted.epoch, wanted.step, slots)
+        plan, epoch, step = self._plan.continued(state, slots_given=self._slots_given)
+        return Start(epoch, step, plan.policy.slots)
 
     def __iter__(self) -> Iterator[TorchBatch]:
         """Play this process's share of one epoch."""

@@ -41,18 +41,7 @@ def encoded(block: TokenBlock, groups: int, name: str) -> tuple[bytes, ShardInfo
     cuts = np.linspace(0, block.rows, groups + 1).astype(int)
     pieces = [block.slice(int(a), int(b)) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
     data, digest = encode_shard(pieces, shard_schema(block.columns.schema, pieces=False, metadata={}))
-    info = ShardInfo(
-        name=name,
-        split="train",
-        rows=digest.rows,
-        tokens=digest.tokens,
-        bytes=digest.size_bytes,
-        sha256=digest.sha256,
-        footer_bytes=digest.footer_bytes,
-        footer_sha256=digest.footer_sha256,
-        row_groups=digest.row_groups,
-    )
-    return data.to_pybytes(), info
+    return data.to_pybytes(), digest.info(name, "train")
 
 
 def local_shard(folder: Path, seed: int = 0, rows: int = 400, groups: int = 4, mean: int = 60) -> ShardRef:

@@ -12,38 +12,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # servers.py, fault_proxy.py
 
-from fault_proxy import FaultProxy
-from servers import BUCKET, Moto, SeaweedFS, set_environment
+from servers import BUCKET, Moto
 
 from shardprep.storage.inflight import InFlight
 from shardprep.storage.store import Store, open_store
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[SeaweedFS]:
-    with SeaweedFS() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def moto_server() -> Iterator[Moto]:
     with Moto() as server:
         yield server
-
-
-@pytest.fixture
-def s3_env(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> SeaweedFS:
-    """The environment points to SeaweedFS."""
-    set_environment(monkeypatch, s3_server.endpoint)
-    return s3_server
-
-
-@pytest.fixture
-def s3_faults(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A fault proxy before SeaweedFS; the environment points to the proxy."""
-    with FaultProxy(s3_server.port) as proxy:
-        set_environment(monkeypatch, proxy.endpoint)
-        yield proxy
 
 
 @pytest.fixture

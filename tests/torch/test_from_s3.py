@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader
 
 import shardprep
 from shardprep.torch import ShardIterable, TorchLoader
-from tests.reader.conftest import s3_env, s3_root, s3_server  # noqa: F401  fixtures
 from tests.reader.data import NumberTokens, lengths_of
 from tests.torch.played import played
 
@@ -15,7 +14,7 @@ POLICY = {"batch_tokens": 2_000, "seed": 3}
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_forked_workers_after_the_parent_has_used_its_store(s3_env, s3_root, tmp_path):  # noqa: F811
+def test_forked_workers_after_the_parent_has_used_its_store(s3_env, s3_root, tmp_path):
     lengths = lengths_of(400)
     lines = (f'{{"id": {i}, "text": "{i} {length}"}}\n' for i, length in enumerate(lengths))
     (tmp_path / "in.jsonl").write_text("".join(lines))
