@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from shardprep.core.schedule import MicroBatch
-from shardprep.formats.collate import Batch, BufferPool, Collator
+from shardprep.formats.collate import Batch, BufferPool, Collator, View
 from shardprep.reader.cache import ShardCache
 from shardprep.reader.metrics import Metrics
 from shardprep.reader.plan import Chunk, ReadPlan, Schedule, chunks
 from shardprep.reader.source import EARLY_CHUNKS, ShardSource
 
 StateAfter = Callable[[int, bool], dict[str, Any]]  # (step, last in step) -> the loader's state
+Group = Sequence[tuple[MicroBatch, bool]]  # micro-batches, and whether each is its step's last
+Views = Mapping[int, View]
+T = TypeVar("T")
 
 
 @dataclass
@@ -153,6 +156,57 @@ def play_share(
             del batch  # its memory goes back while the next one is waited for
 
 
+@dataclass
+class Read(Generic[T]):
+    """What was made of a chunk, the error that came after it, and where the time went."""
+
+    made: list[T] = field(default_factory=list)
+    error: BaseException | None = None
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+
+
+def read_chunk(
+    source: ShardSource, chunk: Chunk, specs_of_chunk: Callable[[], Group], make: Callable[[Group, Views], list[T]]
+) -> Read[T]:
+    """Return what `make` makes of the micro-batches of a chunk, with views of their rows, up to the first that fails.
+
+    Raises nothing: an error belongs to its place in the sequence.
+    """
+    early = chunk.number < EARLY_CHUNKS
+    try:
+        specs = specs_of_chunk()
+    except Exception as error:  # noqa: BLE001
+        return Read(error=error)
+    # By range, the rows of a chunk would be nearly the whole shard: its rounds are of many lengths.
+    if not early and not source.is_by_range:
+        read = _read_groups(source, [specs], make, early=early, fetch_on=True)
+        if read.error is None:
+            return read
+    # Also where a row cannot be had: the micro-batches before it come first.
+    return _read_groups(source, [[spec] for spec in specs], make, early=early, fetch_on=chunk.number > 0)
+
+
+def _read_groups(
+    source: ShardSource,
+    groups: Sequence[Group],
+    make: Callable[[Group, Views], list[T]],
+    *,
+    early: bool,
+    fetch_on: bool,
+) -> Read[T]:
+    read: Read[T] = Read()
+    try:
+        for group in groups:
+            started = time.monotonic()
+            views = source.views([spec for spec, _ in group], early, fetch_on=fetch_on) if group else {}
+            fetched = time.monotonic()
+            read.made += make(group, views)
+            read.phases += [("fetch", started, fetched), ("collate", fetched, time.monotonic())]
+    except BaseException as error:  # noqa: BLE001
+        read.error = error
+    return read
+
+
 class Maker:
     """Makes the batches of chunks; called by several threads at once."""
 
@@ -172,43 +226,21 @@ class Maker:
 
     def make(self, chunk: Chunk) -> Made:
         """Return the batches of a chunk up to the first that fails."""
-        early = chunk.number < EARLY_CHUNKS
-        try:
-            specs = specs_of(self._plan, self._schedule, chunk, self._share)
-        except Exception as error:  # noqa: BLE001  it belongs to its place in the sequence
-            return Made(error=error)
-        # By range, the rows of a chunk would be nearly the whole shard: its rounds are of many lengths.
-        if not early and not self._source.is_by_range:
-            made = self._made([specs], early, fetch_on=True)
-            if made.error is None:
-                return made
-        # Also where a row cannot be had: the micro-batches before it come first.
-        return self._made([[spec] for spec in specs], early, fetch_on=chunk.number > 0)
+        read = read_chunk(
+            self._source,
+            chunk,
+            lambda: specs_of(self._plan, self._schedule, chunk, self._share),
+            lambda group, views: [(self._batch(spec, last, views), last) for spec, last in group],
+        )
+        return Made(deque(read.made), read.error, read.phases, self._source.taken())
 
-    def _made(self, groups: Sequence[Sequence[tuple[MicroBatch, bool]]], early: bool, *, fetch_on: bool) -> Made:
-        made = Made()
-        try:
-            for group in groups:
-                started = time.monotonic()
-                views = self._source.views([spec for spec, _ in group], early, fetch_on=fetch_on) if group else {}
-                fetched = time.monotonic()
-                for spec, last in group:
-                    made.batches.append((self._batch(spec, last, views), last))
-                made.phases += [("fetch", started, fetched), ("collate", fetched, time.monotonic())]
-        except BaseException as error:  # noqa: BLE001
-            made.error = error
-        made.counts = self._source.taken()
-        return made
-
-    def _batch(self, spec: MicroBatch, last: bool, views: Any) -> Batch:
+    def _batch(self, spec: MicroBatch, last: bool, views: Views) -> Batch:
         return self._collator.batch(
             spec, views, last_in_step=last, epoch=self._epoch, name=spec.name, state=self._state
         )
 
 
-def specs_of(
-    plan: ReadPlan, schedule: Schedule, chunk: Chunk, share: Share | None
-) -> Sequence[tuple[MicroBatch, bool]]:
+def specs_of(plan: ReadPlan, schedule: Schedule, chunk: Chunk, share: Share | None) -> Group:
     """Return the micro-batches of a chunk, or a process's share of them, with whether each is its step's last."""
     specs: Iterable[tuple[MicroBatch, bool]] = plan.specs(schedule, chunk)
     if share is not None:

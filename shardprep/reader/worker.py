@@ -12,18 +12,17 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shardprep.core.schedule import MicroBatch
 from shardprep.formats.buffers import Unpooled
 from shardprep.formats.collate import FlatBlock, pack
 from shardprep.reader import wire
 from shardprep.reader.cache import ShardCache
-from shardprep.reader.making import specs_of
+from shardprep.reader.making import Group, Views, read_chunk, specs_of
 from shardprep.reader.plan import Chunk, ReadPlan, Schedule
-from shardprep.reader.source import EARLY_CHUNKS, ShardSource
+from shardprep.reader.source import ShardSource
 
 LOOK_FOR_PARENT_S = 1.0
 
@@ -49,12 +48,18 @@ class Want(NamedTuple):
     chunk: Chunk
 
 
+class Packed(NamedTuple):
+    """Some micro-batches: their rows, and keywords of `Collator.batch` for each of them."""
+
+    flat: FlatBlock
+    facts: list[dict[str, Any]]
+
+
 @dataclass
 class Reply:
     """A chunk, packed.
 
-    flat    its rows; None if not even the first micro-batch could be had
-    facts   keywords of `Collator.batch`, for each micro-batch
+    packed  its micro-batches; none if not even the first could be had
     error   what came after them, and `trace` where it was raised
     phases  cause, start and stop on the monotonic clock
     counts  for the metrics
@@ -62,8 +67,7 @@ class Reply:
 
     run: int
     number: int
-    flat: FlatBlock | None = None
-    facts: list[dict[str, Any]] = field(default_factory=list)
+    packed: list[Packed] = field(default_factory=list)
     error: BaseException | None = None
     trace: str = ""
     phases: list[tuple[str, float, float]] = field(default_factory=list)
@@ -134,39 +138,16 @@ class Packer:
 
     def reply(self, want: Want) -> Reply:
         """Return the chunk up to the first micro-batch that cannot be had."""
-        chunk, reply = want.chunk, Reply(want.run, want.chunk.number)
-        specs: Sequence[tuple[MicroBatch, bool]] = []
-        try:
-            self._source.enter(self._schedule, chunk.window)
-            specs = specs_of(self._plan, self._schedule, chunk, None)
-            started = time.monotonic()
-            early = chunk.number < EARLY_CHUNKS
-            views = self._source.views([spec for spec, _ in specs], early, fetch_on=chunk.number > 0)
-            fetched = time.monotonic()
-            reply.flat = pack([spec for spec, _ in specs], views)
-            reply.phases = [("fetch", started, fetched), ("collate", fetched, time.monotonic())]
-        except BaseException as error:  # noqa: BLE001  it belongs to its place in the sequence
-            specs = self._up_to_the_error(specs, error, reply)
-        reply.counts = self._source.taken()
-        reply.facts = [{"last_in_step": last, "epoch": self._epoch, "name": spec.name} for spec, last in specs]
-        return reply
+        chunk = want.chunk
 
-    def _up_to_the_error(
-        self, specs: Sequence[tuple[MicroBatch, bool]], first: BaseException, reply: Reply
-    ) -> Sequence[tuple[MicroBatch, bool]]:
-        """Pack the micro-batches before the one with a row that cannot be had; return those."""
-        error: BaseException | None = None if specs else first
-        good: list[tuple[MicroBatch, bool]] = []
-        for spec, last in specs:
-            try:
-                pack([spec], self._source.views([spec], early=False))
-            except BaseException as second:  # noqa: BLE001
-                error = second
-                break
-            good.append((spec, last))
-        if good:  # each of them alone can be had, so can all
-            wanted = [spec for spec, _ in good]
-            reply.flat = pack(wanted, self._source.views(wanted, early=False))
-        if error is not None:
-            reply.error, reply.trace = error, "".join(traceback.format_exception(error))
-        return good
+        def specs() -> Group:
+            self._source.enter(self._schedule, chunk.window)
+            return specs_of(self._plan, self._schedule, chunk, None)
+
+        read = read_chunk(self._source, chunk, specs, self._packed)
+        trace = "" if read.error is None else "".join(traceback.format_exception(read.error))
+        return Reply(want.run, chunk.number, read.made, read.error, trace, read.phases, self._source.taken())
+
+    def _packed(self, group: Group, views: Views) -> list[Packed]:
+        facts = [{"last_in_step": last, "epoch": self._epoch, "name": spec.name} for spec, last in group]
+        return [Packed(pack([spec for spec, _ in group], views), facts)]

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -105,12 +104,10 @@ class WorkerSupply:
             error.message += self._what_it_made(chunk)
             return Made(error=error)
         made = Made(error=_told(reply, worker), phases=reply.phases, counts=reply.counts)
-        if reply.flat is None:
-            return made
         started = time.monotonic()
-        facts = [{**some, "state": self._state} for some in reply.facts]
-        batches = self._collator.from_flat(reply.flat, facts)
-        made.batches = deque((batch, batch.last_in_step) for batch in batches)
+        for flat, facts in reply.packed:
+            batches = self._collator.from_flat(flat, [{**some, "state": self._state} for some in facts])
+            made.batches += ((batch, batch.last_in_step) for batch in batches)
         made.phases.append(("collate", started, time.monotonic()))
         return made
 
