@@ -121,7 +121,7 @@ class Loader:
         """Play one epoch of batches that somebody else makes: worker processes, say."""
         epoch, step = self._next
         self._next, self._position = (epoch + 1, 0), (epoch, step)
-        plan, schedule = self.plan, self.plan.schedule(epoch)
+        plan, schedule = self.plan, self._any_epoch.at(epoch)
         todo = chunks(schedule, plan.per_round, step * plan.policy.accumulate)
         collator, state = Collator(plan.pad_id, self._pool), plan.state_after(epoch, schedule)
         with open_supply(epoch, schedule, collator, state) as supply:

@@ -38,6 +38,10 @@ FIRST_SLOTS = (
 class Schedule(Protocol):
     """The rounds of an epoch, by arithmetic: of one data set (core.schedule.Epoch) or of several (core.mixing)."""
 
+    def at(self, epoch: int) -> Schedule:
+        """Return another epoch of the same rows; cheaper than a new one."""
+        ...
+
     @property
     def rounds(self) -> int:
         """Return the number of rounds."""

@@ -102,14 +102,14 @@ def _end_with(parent: int) -> None:
 
 def _answer(sock: socket.socket, receive: Callable[[], Any]) -> None:
     plan, open_cache = receive()
-    cache = open_cache()
+    cache, schedule = open_cache(), plan.schedule(0)
     packer: Packer | None = None
     while True:
         message = receive()
         if isinstance(message, Begin):
             if packer is not None:
                 packer.close()
-            packer = Packer(plan, cache, message.epoch)
+            packer = Packer(plan, schedule.at(message.epoch), cache, message.epoch)
         elif packer is not None:
             reply = packer.reply(message)
             _send(sock, reply)
@@ -126,9 +126,8 @@ def _send(sock: socket.socket, reply: Reply) -> None:
 class Packer:
     """Packs chunks of one epoch."""
 
-    def __init__(self, plan: ReadPlan, cache: ShardCache, epoch: int) -> None:
-        self._plan, self._epoch = plan, epoch
-        self._schedule: Schedule = plan.schedule(epoch)
+    def __init__(self, plan: ReadPlan, schedule: Schedule, cache: ShardCache, epoch: int) -> None:
+        self._plan, self._schedule, self._epoch = plan, schedule, epoch
         self._source = ShardSource(plan.refs, plan.slots, cache)
 
     def close(self) -> None:

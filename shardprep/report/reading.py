@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardprep.errors import ConfigError
-from shardprep.prep.progress import Bar
 
 NUMBERS = {
     "batch_tokens": "largest padded area of a micro-batch, in tokens",
@@ -44,6 +43,7 @@ def add_arguments(read: argparse.ArgumentParser) -> None:
 def read_as_training(chosen: argparse.Namespace, options: Mapping[str, str]) -> dict[str, Any]:
     """Play the epochs and return the loader's metrics, with `epochs`, `micro_batches` and `steps` of one epoch."""
     import shardprep
+    from shardprep.prep.progress import Bar  # tqdm: not for the commands that show no bar
 
     if chosen.epochs < 1:
         raise ConfigError(f"--epochs must be at least 1, got {chosen.epochs}")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from shardprep.errors import Changed, Denied, Exists, Full, NotFound, StoreError, Unavailable
+from shardprep.errors import Changed, Denied, Exists, NotFound, StoreError, Unavailable
 from shardprep.storage.listing import ListingBuilder
 from shardprep.storage.local_files import (
     NO_SPACE,
@@ -29,6 +29,7 @@ from shardprep.storage.local_files import (
     key_of_name,
     link_new,
     name_of_key,
+    no_space,
     pieces_of,
     write_and_publish,
 )
@@ -321,11 +322,7 @@ class LocalStore:
         path = self._path(key)
         why = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in NO_SPACE:
-            raise Full(
-                f"no space left for {path} ({why}). Make room, or raise the quota or file size limit, and run the "
-                "same command again: it continues.",
-                uri=path,
-            ) from error
+            raise no_space(path, why) from error
         if error.errno in NO_ENTRY:
             raise NotFound(f"{path} is not there ({why}).", uri=path) from error
         if error.errno in NO_PERMISSION:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
+from shardprep.errors import Full
 from shardprep.storage.locks import lock
 from shardprep.storage.store import PutResult
 
@@ -98,6 +99,15 @@ def written(file: int, data: bytes | memoryview) -> int:
     while done < len(view):
         done += os.write(file, view[done : done + (1 << 30)])
     return done
+
+
+def no_space(place: str, why: str) -> Full:
+    """Return the error for what found no room on its disk."""
+    return Full(
+        f"no space left for {place} ({why}). Make room, or raise the quota or file size limit, and run the same command again: "
+        "it continues.",
+        uri=place,
+    )
 
 
 def fill(file: int, pieces: Iterable[bytes | memoryview], *, durable: bool = True) -> PutResult:

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from shardprep.errors import Full, StoreError
-from shardprep.storage.local_files import NO_SPACE, hidden, written
+from shardprep.errors import StoreError
+from shardprep.storage.local_files import NO_SPACE, hidden, no_space, written
 from shardprep.storage.locks import lock
 from shardprep.storage.store import Store
 
@@ -54,11 +54,7 @@ class Spool:
 def _fault(error: OSError, told: str) -> StoreError:
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in NO_SPACE:
-        return Full(
-            f"no space left for {told} ({why}). Make room, or raise the quota or file size limit, and run the same command "
-            "again: it continues.",
-            uri=told,
-        )
+        return no_space(told, why)
     return StoreError(f"cannot write {told}: {why}.", uri=told)
 
 
