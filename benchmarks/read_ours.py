@@ -62,9 +62,12 @@ class RandomRounds:
         self.lengths, self.row = (np.concatenate(part) for part in zip(*numbers, strict=True))
         self.shard = np.concatenate(shards)
         self.order = np.random.default_rng([plan.policy.seed, epoch]).permutation(len(self.row))
-        self.epoch = epoch
+        self.plan, self.epoch = plan, epoch
         self.rounds = self.steps = -(-len(self.row) // BATCH_ROWS)
         self.windows = [Span(0, self.rounds)]
+
+    def at(self, epoch: int) -> RandomRounds:
+        return RandomRounds(self.plan, epoch)
 
     def _rows(self, index: int) -> np.ndarray:
         return self.order[index * BATCH_ROWS : (index + 1) * BATCH_ROWS]

@@ -101,7 +101,8 @@ class EntryWriter:
                 return None
             tokens = int(self._lengths[group].sum())
             ids = np.frombuffer(os.pread(self._file, 4 * tokens, HEAD_BYTES + 4 * self._starts[group]), dtype=np.int32)
-        return TokenBlock(ids, offsets_of(self._lengths[group]), self._columns[group]) if len(ids) == tokens else None
+            lengths, columns = self._lengths[group], self._columns[group]  # `end` lets go of them
+        return TokenBlock(ids, offsets_of(lengths), columns) if len(ids) == tokens else None
 
     def end(self) -> None:
         """Touch the file no more, since it is about to be closed, and let go of the columns."""

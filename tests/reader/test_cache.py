@@ -319,6 +319,31 @@ def test_a_shard_of_more_than_two_to_the_31_tokens(tmp_path):
     assert block.columns["id"].to_pylist() == ["a", "b", "c"]
 
 
+def test_a_group_that_is_read_while_its_writer_ends_is_there_whole(tmp_path):
+    block = rows_of(0, 50)
+    _, info = encoded(block, 1, "0a1b2c3d/train/00000.parquet")
+    file = os.open(tmp_path / "entry", os.O_RDWR | os.O_CREAT)
+    writer = EntryWriter(file, info)
+    writer.append(block)
+    lock = writer._ending
+
+    class EndsRightAfter:
+        """The writer's lock; the thread that fills the cache ends the writer as soon as it is free."""
+
+        def __enter__(self):
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+            writer._ending = lock
+            writer.end()
+
+    writer._ending = EndsRightAfter()
+    assert_same_rows(writer.block(0), block)
+    assert writer.block(0) is None
+    os.close(file)
+
+
 @pytest.fixture
 def large(tmp_path, cache):
     """A shard of about three MiB of ids, in the cache."""
