@@ -30,8 +30,8 @@ from shardprep.errors import BlockError, ManifestError
 from shardprep.formats.view import View
 from shardprep.reader import held
 from shardprep.reader.entry import Mapped
-from shardprep.reader.filling import write_entry
-from shardprep.reader.finding import Busy, Finder, is_written
+from shardprep.reader.filling import published, written_entry
+from shardprep.reader.finding import Busy, EntryGroups, Finder, is_written
 from shardprep.reader.folder import default_folder, fault, made
 from shardprep.reader.ref import ShardRef
 from shardprep.reader.room import ENTRY, PART, Kept, NoRoom, Room
@@ -185,16 +185,17 @@ class ShardCache:
             size = wanted
 
         try:
-            fetched = write_entry(ref, file, grow, self._room.free, cancelled)
-            self._count("bytes_fetched", fetched)
-            is_written(file, ref)
-            os.rename(part, self._finder.path(ref, ENTRY))
+            with written_entry(ref, file, grow, self._room.free, cancelled) as fetched:
+                self._count("bytes_fetched", fetched)
+                is_written(file, ref)
+                os.rename(part, self._finder.path(ref, ENTRY))
+                held.try_lock(file, part, shared=True)
+                published(ref, EntryGroups(self._finder, ref))
         except BaseException:
             with suppress(OSError):
                 os.unlink(part)
                 self._room.give_back(size)
             raise
-        held.try_lock(file, part, shared=True)
 
     def _order(self, entries: Sequence[Kept]) -> list[Kept]:
         """Return entries as they may go: old ones of others, then ours, needed last first, then fresh ones of others."""

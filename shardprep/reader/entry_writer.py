@@ -89,12 +89,11 @@ class EntryWriter:
         self._write(head.pack(), 0)
         return head
 
-    @property
-    def groups(self) -> int:
-        """Return how many blocks were written."""
-        return len(self._columns)
+    def has(self, group: int) -> bool:
+        """Return whether the n-th call of `append` is done."""
+        return group < len(self._columns)
 
-    def block(self, group: int) -> TokenBlock | None:
+    def block(self, group: int, *_: int) -> TokenBlock | None:
         """Return what the n-th call of `append` wrote, tokens read from the file; None if there was none, or at the end."""
         with self._ending:
             if self._is_ended or group >= len(self._columns):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from concurrent.futures import CancelledError
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
 from shardprep.errors import BlockError, ManifestError
 from shardprep.reader.entry_writer import EntryWriter
 from shardprep.reader.fetcher import difference
-from shardprep.reader.reading import ShardReading, share
+from shardprep.reader.reading import ShardReading, Written, share
 from shardprep.reader.ref import ShardRef
 from shardprep.storage.store import local_path_of
 
@@ -22,19 +23,21 @@ AHEAD_BYTES = 4 << 20  # of one shard, fetched and not yet decoded
 CANCEL_S = 0.1  # between two looks whether somebody still waits for what is fetched
 
 
-def write_entry(
+@contextmanager
+def written_entry(
     ref: ShardRef,
     file: int,
     grow: Callable[[int], None],
     make_space: Callable[[int], bool],
     cancelled: Callable[[], bool],
-) -> int:
-    """Write a shard as an entry into an open file, and return the bytes fetched for it.
+) -> Iterator[int]:
+    """Write a shard as an entry into an open file, and yield the bytes fetched for it.
 
     grow        makes the file larger, to this size in bytes
     make_space  called with a number of bytes when the disk is full; says whether it is worth trying again
 
-    A shard that was damaged on its way is fetched once more. Raises StoreError or ManifestError that names the shard.
+    First batches read what is written as long as the block runs, which gives the entry its name. A shard that was damaged on
+    its way is fetched once more. Raises StoreError or ManifestError that names the shard.
     """
     fetched = 0
     for reading in (share(ref), ShardReading(ref)):
@@ -43,17 +46,21 @@ def write_entry(
         grow(writer.columns_at)
         reading.is_written_by(writer)
         try:
-            digest = _copy(reading, writer, cancelled)
+            digest = _copied(reading, writer, cancelled)
             fetched += reading.take_bytes_read()
             if digest == ref.info.sha256:
                 writer.finish(grow)
-                return fetched
-        except BlockError as error:
-            raise ref.broken(error.message) from error
-        except ManifestError as error:
-            raise error if "shard" in error.fields else ref.broken(error.message) from error
-        finally:
+                yield fetched
+                return
             reading.is_written_by(None)
+        except BaseException as error:
+            reading.is_written_by(None)
+            if isinstance(error, BlockError):
+                raise ref.broken(error.message) from error
+            if isinstance(error, ManifestError) and "shard" not in error.fields:
+                raise ref.broken(error.message) from error
+            raise
+        finally:
             writer.end()
             pa.default_memory_pool().release_unused()  # each thread keeps some 30 MB else
         if local_path_of(ref.uri) is not None:
@@ -61,23 +68,29 @@ def write_entry(
     raise difference(ref, OTHER_DIGEST)
 
 
-def _copy(reading: ShardReading, writer: EntryWriter, cancelled: Callable[[], bool]) -> str:
+def published(ref: ShardRef, entry: Written) -> None:
+    """Say that the entry that was written has its name: first batches read it from there."""
+    share(ref).is_written_by(entry)
+
+
+def _copied(reading: ShardReading, writer: EntryWriter, cancelled: Callable[[], bool]) -> str:
     """Fetch, decode and write all groups in order; return the SHA-256 of all bytes."""
     spans, digest = reading.layout.spans, hashlib.sha256()
-    asked = 0
+    asked: deque[Future[bytes]] = deque()
     for group, (start, _) in enumerate(spans):
-        while asked < len(spans) and (asked <= group or spans[asked][1] - start <= AHEAD_BYTES):
-            reading.request(asked)
-            asked += 1
-        digest.update(_awaited(reading, group, cancelled))
-        writer.append(reading.decode(group))
+        while group + len(asked) < len(spans) and (not asked or spans[group + len(asked)][1] - start <= AHEAD_BYTES):
+            asked.append(reading.request(group + len(asked), keep=True))
+        fetched = asked.popleft()
+        if fetched.done() and fetched.exception() is not None:  # long ago, perhaps
+            fetched = reading.request(group, keep=True)
+        digest.update(_awaited(reading, fetched, cancelled))
+        writer.append(reading.decode(group, fetched))
         reading.forget(group)
     digest.update(reading.layout.tail)
     return digest.hexdigest()
 
 
-def _awaited(reading: ShardReading, group: int, cancelled: Callable[[], bool]) -> bytes:
-    future = reading.request(group)
+def _awaited(reading: ShardReading, future: Future[bytes], cancelled: Callable[[], bool]) -> bytes:
     while True:
         if cancelled():
             reading.stopped.set()

@@ -13,6 +13,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from shardprep.core.block import TokenBlock
+from shardprep.errors import ManifestError
 from shardprep.reader import held
 from shardprep.reader.entry import Damaged, Mapped, pieces, read_head
 from shardprep.reader.fetcher import difference, local_path
@@ -104,6 +106,25 @@ class Finder:
                 if held.try_lock(file, dead):
                     os.unlink(dead)
                     self._room.give_back(os.fstat(file).st_size)
+
+
+class EntryGroups:
+    """Groups of a shard, read from its entry as long as it is there: for first batches that began before it was."""
+
+    def __init__(self, finder: Finder, ref: ShardRef) -> None:
+        self._finder, self._ref = finder, ref
+
+    def has(self, _group: int) -> bool:
+        """Return whether the entry holds this group: it holds all."""
+        return True
+
+    def block(self, _group: int, first: int, stop: int) -> TokenBlock | None:
+        """Return rows first to stop (exclusive), over the map; None where the entry is gone, busy or damaged."""
+        with suppress(Busy, OSError, ManifestError):
+            mapped = self._finder.open(self._ref)
+            if mapped is not None and mapped.is_sound(first, stop):
+                return mapped.view.block.slice(first, stop)
+        return None
 
 
 def is_written(file: int, ref: ShardRef) -> None:

@@ -6,19 +6,19 @@ needs them in order: what was fetched early is kept, within a limit, until the w
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
 from shardprep.core.block import TokenBlock
 from shardprep.errors import ManifestError
-from shardprep.reader.entry_writer import EntryWriter
 from shardprep.reader.fetcher import difference, read_until, start_read
 from shardprep.reader.layout import ShardLayout, read_layout
 from shardprep.reader.recent import Recent
@@ -29,6 +29,18 @@ T = TypeVar("T")
 # Of one process, for first batches: as fetched, until they are in the cache, and decoded, since the next batch often
 # needs the same group.
 FETCHED_BYTES, DECODED_BYTES = 8 << 20, 8 << 20
+
+
+class Written(Protocol):
+    """Whoever has the groups that were read for the cache, and whose bytes were forgotten."""
+
+    def has(self, group: int) -> bool:
+        """Return whether this group was written."""
+        ...
+
+    def block(self, group: int, first: int, stop: int) -> TokenBlock | None:
+        """Return a group, which is rows first to stop (exclusive); None where it is no longer to be had here."""
+        ...
 
 
 class ShardReading:
@@ -42,7 +54,8 @@ class ShardReading:
         self._layout: ShardLayout | None = None
         self._fetched: dict[int, Future[bytes]] = {}
         self._decoded: weakref.WeakValueDictionary[int, TokenBlock] = weakref.WeakValueDictionary()
-        self._writer: EntryWriter | None = None
+        self._kept: set[int] = set()  # fetched for the cache, which comes to them soon
+        self._written: Written | None = None
         self._bytes_read = 0
 
     @property
@@ -53,33 +66,37 @@ class ShardReading:
                 self._layout = self._tried_twice(lambda: read_layout(self.ref.info, self._read_now))
             return self._layout
 
-    def request(self, group: int) -> Future[bytes]:
-        """Begin to fetch a group, unless it is here or under way; one that failed is fetched again."""
-        start, stop = self.layout.spans[group]
+    def request(self, group: int, *, keep: bool = False) -> Future[bytes]:
+        """Begin to fetch a group, unless it is here or under way; one that failed is fetched again.
+
+        keep: until `forget`, however much else is fetched.
+        """
+        span = self.layout.spans[group]
         with self._lock:
-            future = self._fetched.get(group)
-            if future is None or (future.done() and future.exception() is not None):
-                future = self._fetched[group] = start_read(self.ref, start, stop, self.stopped)
-                self._bytes_read += stop - start
-            return future
+            if keep:
+                self._kept.add(group)
+            return self._here(group) or self._started(group, span)
 
     def forget(self, group: int) -> None:
         """Let go of the bytes of a group."""
         with self._lock:
+            self._kept.discard(group)
             self._fetched.pop(group, None)
         _fetched.pop((id(self), group))
 
-    def decode(self, group: int) -> TokenBlock:
-        """Return the rows of a group, fetched if need be. Raises StoreError or ManifestError that names the shard."""
-        return self._tried_twice(lambda: self._decode(group))
+    def decode(self, group: int, fetched: Future[bytes]) -> TokenBlock:
+        """Return the rows in the bytes of a group. Raises StoreError or ManifestError that names the shard."""
+        futures = itertools.chain((fetched,), iter(lambda: self.request(group), None))
+        return self._tried_twice(lambda: self._decode(group, next(futures)))
 
     def rows(self, group: int) -> TokenBlock:
         """Return the rows of a group for a first batch: from memory, from what the cache wrote already, or fetched."""
-        block, writer = self._decoded.get(group), self._writer
-        if block is None and writer is not None:
-            block = writer.block(group)
+        block = self._decoded.get(group)
         if block is None:
-            block = self.decode(group)
+            found = self._found(group)
+            if isinstance(found, TokenBlock):
+                return found  # not kept: it may lie over an entry, which could not be removed then
+            block = self.decode(group, found)
             pa.default_memory_pool().release_unused()  # what decoding took beside the rows stays with the thread else
             start, stop = self.layout.spans[group]
             _fetched.put((id(self), group), (weakref.ref(self), group), stop - start)
@@ -94,15 +111,18 @@ class ShardReading:
 
     def prefetch(self, groups: Iterable[int]) -> None:
         """Begin to fetch those of these groups that `rows` would fetch."""
-        writer = self._writer
-        written = 0 if writer is None else writer.groups
-        for group in groups:
-            if group >= written and group not in self._decoded:
-                self.request(group)
+        spans = self.layout.spans
+        with self._lock:
+            for group in groups:
+                is_written = self._written is not None and self._written.has(group)
+                if group not in self._decoded and self._here(group) is None and not is_written:
+                    self._started(group, spans[group])
 
-    def is_written_by(self, writer: EntryWriter | None) -> None:
+    def is_written_by(self, written: Written | None) -> None:
         """Say who has the groups that were read, written and forgotten."""
-        self._writer = writer
+        with self._lock:
+            self._written = written
+            self._kept.clear()
 
     def take_bytes_read(self) -> int:
         """Return the bytes asked for since the last call."""
@@ -110,8 +130,34 @@ class ShardReading:
             read, self._bytes_read = self._bytes_read, 0
         return read
 
-    def _decode(self, group: int) -> TokenBlock:
-        data = self.request(group).result()
+    def _found(self, group: int) -> TokenBlock | Future[bytes]:
+        """Return the rows where the cache has them, else where the bytes are or will be.
+
+        One look under one lock: what was asked for once is fetched or written at any time.
+        """
+        span = self.layout.spans[group]
+        for _attempt in range(2):  # the writer may end meanwhile; then its entry is there
+            with self._lock:
+                future, written = self._here(group), self._written
+                if future is not None or written is None or not written.has(group):
+                    return future or self._started(group, span)
+            block = written.block(group, *self.layout.row_starts[group : group + 2].tolist())
+            if block is not None:
+                return block
+        return self.request(group)
+
+    def _here(self, group: int) -> Future[bytes] | None:
+        future = self._fetched.get(group)
+        return None if future is None or (future.done() and future.exception() is not None) else future
+
+    def _started(self, group: int, span: tuple[int, int]) -> Future[bytes]:
+        start, stop = span
+        future = self._fetched[group] = start_read(self.ref, start, stop, self.stopped)
+        self._bytes_read += stop - start
+        return future
+
+    def _decode(self, group: int, fetched: Future[bytes]) -> TokenBlock:
+        data = fetched.result()
         block = self._decoded.get(group)
         if block is None:
             try:
@@ -120,6 +166,12 @@ class ShardReading:
                 self.forget(group)
                 raise
         return block
+
+    def drop(self, group: int) -> None:
+        """Let go of the bytes of a group, unless the cache comes to it soon."""
+        with self._lock:
+            if group not in self._kept:
+                self._fetched.pop(group, None)
 
     def _tried_twice(self, call: Callable[[], T]) -> T:
         try:
@@ -139,7 +191,7 @@ class ShardReading:
 def _forget(fetched: tuple[weakref.ref[ShardReading], int]) -> None:
     reading = fetched[0]()
     if reading is not None:
-        reading.forget(fetched[1])
+        reading.drop(fetched[1])
 
 
 _fetched: Recent[tuple[weakref.ref[ShardReading], int]] = Recent(FETCHED_BYTES, _forget)

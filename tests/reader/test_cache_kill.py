@@ -107,7 +107,7 @@ def fork_instead(*_):
         print("child", os.getpid(), flush=True)
         time.sleep(60)
     time.sleep(60)
-filling._copy = fork_instead
+filling._copied = fork_instead
 ShardCache({str(tmp_path / "cache")!r}).get(ref)
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

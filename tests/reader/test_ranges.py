@@ -78,6 +78,23 @@ def test_nothing_is_fetched_twice_by_range_and_for_the_cache(s3_env, s3_root, tm
     assert cache.counts()["bytes_fetched"] == sum(ref.info.bytes for ref in refs)
 
 
+def test_what_the_cache_has_meanwhile_is_read_from_there(s3_env, s3_root, tmp_path):
+    """A batch began to read by range, and comes to its rows when the entry is written, and still when it is removed."""
+    ref = s3_shard(s3_root)
+    ranges = ShardRanges(ref)
+    assert_covers(ranges.view(np.arange(0, 10)), 0, 0, 10)
+    cache = ShardCache(str(tmp_path))
+    cache.get(ref).close()
+    assert_covers(ranges.view(np.arange(0, 400)), 0, 0, 400)
+    assert read_bytes(ref) == ref.info.bytes
+    gc.collect()
+    ranges.close()
+    for entry in tmp_path.glob("*.rows"):
+        entry.unlink()
+    assert_covers(ranges.view(np.arange(300, 310)), 0, 300, 310)
+    assert ref.info.bytes < read_bytes(ref) < 1.5 * ref.info.bytes
+
+
 def test_what_is_kept_for_the_cache_is_bounded(s3_env, s3_root, monkeypatch):
     ref = s3_shard(s3_root, groups=10)
     monkeypatch.setattr(reading_module._fetched, "_limit", ref.info.bytes // 3)
