@@ -19,10 +19,12 @@ from shardprep.errors import ConfigError, ShardprepError
 from shardprep.formats.reasons import FAULTS
 from shardprep.prep.settings import CHOICES, Settings
 from shardprep.prep.signals import Terminated, heeding_signals
+from shardprep.report import compare_arguments, cost_arguments, pilot_arguments
 from shardprep.report.reading import add_arguments, read_as_training, reading_text
 from shardprep.version import __version__
 
 if TYPE_CHECKING:
+    from shardprep.adapters.sagemaker.job_config import BuildCall
     from shardprep.prep.build import Built
 
 INTERRUPTED = 130  # what shells use for a command ended by Ctrl-C
@@ -31,7 +33,7 @@ TERMINATED = 143  # and by SIGTERM: spot machines and job schedulers send it
 TEXT_FLAGS = {
     "text_field": ("FIELD", "field that holds the text; dotted paths reach nested fields (default: text)"),
     "id_field": ("FIELD", "field that holds the id, a string or integer (default: ids are made from the object's key)"),
-    "format": (None, "format of the shards (default: parquet)"),
+    "format": (None, "format of the shards (default: parquet); recordio for SageMaker's Pipe mode"),
     "shard_size": ("SIZE", "wanted size of a shard: 128MB, or 100000tok (default: 128MB)"),
     "row_group_size": ("SIZE", "largest row group, uncompressed (default: 4MB)"),
     "bucket_edges": ("N,N,...", "length bucket edges, instead of fitted ones"),
@@ -98,6 +100,17 @@ def parser() -> argparse.ArgumentParser:
     read = commands.add_parser("read", help="iterate as training would; print rates, share of time waited, padding")
     add_arguments(read)
     _common(read)
+    cost = commands.add_parser("cost", help="what a training plan costs, whether it fits, and what would make it fit")
+    cost_arguments.add_arguments(cost)
+    _common(cost)
+    pilot = commands.add_parser(
+        "pilot", help="run a training command for some steps; say what the whole run takes, and why"
+    )
+    pilot_arguments.add_arguments(pilot)
+    _common(pilot)
+    compare = commands.add_parser("compare", help="is a model no worse than another one, by results on the same rows?")
+    compare_arguments.add_arguments(compare)
+    _common(compare)
     return root
 
 
@@ -155,10 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with heeding_signals():
             return _run(chosen)
     except KeyboardInterrupt:
-        print("shardprep: interrupted; the same command continues", file=sys.stderr)
+        print(f"shardprep: interrupted; {_going_on(chosen)}", file=sys.stderr)
         return INTERRUPTED
     except Terminated:
-        print("shardprep: terminated; the same command continues", file=sys.stderr)
+        print(f"shardprep: terminated; {_going_on(chosen)}", file=sys.stderr)
         return TERMINATED
     except BrokenPipeError:  # the reader of our output went away: `shardprep inspect ... | head`
         _drop_output()
@@ -169,9 +182,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _going_on(chosen: argparse.Namespace) -> str:
+    return "its command was ended as well" if chosen.command == "pilot" else "the same command continues"
+
+
 def _run(chosen: argparse.Namespace) -> int:
     try:
-        return {"build": _build, "inspect": _inspect, "verify": _verify, "read": _read}[chosen.command](chosen)
+        commands = {"build": _build, "inspect": _inspect, "verify": _verify, "read": _read}
+        commands |= {"cost": _cost, "pilot": _pilot, "compare": _compare}
+        return commands[chosen.command](chosen)
     except ShardprepError as error:
         print(f"shardprep: {error.message}", file=sys.stderr)
         if chosen.json:
@@ -202,7 +221,8 @@ def _print(text: str) -> None:
         raise _NoOutput(error.strerror) from error
 
 
-def _build(chosen: argparse.Namespace) -> int:
+def build_call(chosen: argparse.Namespace) -> tuple[dict[str, str | None], Settings]:
+    """Return the places (source, output, tokenizer) and the settings of a `shardprep build`: its flags over its job file."""
     values = _from_file(chosen.config) if chosen.config else {}
     positional = {"source": chosen.source, "output": chosen.output, "tokenizer": chosen.tokenizer}
     places = {name: given or values.pop(name, None) for name, given in positional.items()}
@@ -215,6 +235,20 @@ def _build(chosen: argparse.Namespace) -> int:
     settings = Settings.of(values)
     if settings.source_list is not None and places["output"] is None:
         places["source"], places["output"] = None, places["source"]
+    return places, settings
+
+
+def parse_build(arguments: Sequence[str]) -> BuildCall:
+    """Return what the arguments of `shardprep build` ask for: for programs that start it by other means."""
+    from shardprep.adapters.sagemaker.job_config import BuildCall
+
+    chosen = parser().parse_args(["build", *arguments])
+    places, settings = build_call(chosen)
+    return BuildCall(places, settings, json=chosen.json, dry_run=chosen.dry_run)
+
+
+def _build(chosen: argparse.Namespace) -> int:
+    places, settings = build_call(chosen)
     if chosen.dry_run:
         return _dry_run(chosen, places, settings)
     if places["output"] is None:
@@ -324,6 +358,39 @@ def _read(chosen: argparse.Namespace) -> int:
     else:
         _print(reading_text(told))
     return 0
+
+
+def _pilot(chosen: argparse.Namespace) -> int:
+    from shardprep.report.pilot_run import pilot_of
+    from shardprep.report.pilot_text import pilot_text
+
+    told = pilot_of(chosen, _options(chosen))
+    if chosen.json:
+        _print_json(told)
+    else:
+        files = "".join(f"\n{name}: {path}" for name, path in (("result", chosen.out), ("page", chosen.html)) if path)
+        _print(pilot_text(told) + (f"\n{files}" if files else ""))
+    return 0
+
+
+def _cost(chosen: argparse.Namespace) -> int:
+    from shardprep.report.costing import cost_as_told
+
+    costing = cost_as_told(chosen, _options(chosen))
+    if chosen.json:
+        _print_json(costing.json())
+    else:
+        _print(costing.text() + (f"\n\npage: {chosen.html}" if chosen.html else ""))
+    return 0 if costing.bill.fits else 1
+
+
+def _compare(chosen: argparse.Namespace) -> int:
+    summary, text, code = compare_arguments.compare_from(chosen, _options(chosen))
+    if chosen.json:
+        _print_json(summary)
+    else:
+        _print(text)
+    return code
 
 
 def _print_json(value: dict[str, Any]) -> None:

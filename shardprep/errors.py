@@ -17,6 +17,7 @@
     |   +-- ManifestConflict  another data set is published there
     +-- BlockError            rows that do not fit where they are put
     +-- WorkerError           workers that die, or that differ from the driver
+    +-- PilotError            a pilot whose command failed, or played too few steps
 
 Errors carry fields and survive pickling, since most of them are raised in another process.
 """
@@ -111,3 +112,7 @@ class BlockError(ShardprepError):
 
 class WorkerError(ShardprepError):
     """Workers died again and again, or run other package versions than the driver."""
+
+
+class PilotError(ShardprepError):
+    """A pilot whose command failed, or played too few steps to say anything."""

@@ -149,3 +149,13 @@ def test_standard_output_is_full(arguments, source, tmp_path):
     lines = done.stderr.splitlines()
     assert lines[-1] == "shardprep: cannot write to standard output: No space left on device"
     assert len(lines) == 1 + ("nosuch" in arguments)
+
+
+def test_the_command_line_loads_no_report_before_its_command_runs():
+    program = (
+        "import sys, shardprep.cli; "
+        "print(*{name.partition('.')[0] for name in sys.modules} & {'numpy', 'pyarrow', 'orjson', 'torch', 'dask'}, "
+        "*(name for name in sys.modules if name.startswith(('shardprep.report.cost', 'shardprep.report.compare'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["shardprep.report.compare_arguments", "shardprep.report.cost_arguments"]

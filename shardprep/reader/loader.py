@@ -12,6 +12,7 @@ from shardprep.reader.cache import ShardCache
 from shardprep.reader.making import StateAfter, Supply, Threads, in_order
 from shardprep.reader.metrics import Metrics
 from shardprep.reader.plan import ReadPlan, Schedule, chunks
+from shardprep.reader.steps import StepLog
 
 POOL_BYTES = 64 << 20
 
@@ -113,6 +114,10 @@ class Loader:
         """Return what this rank read so far, and where its time went."""
         return self._metrics.snapshot()
 
+    def log_steps(self, steps: StepLog) -> None:
+        """Note every step in `steps` from now on: how long it took, and how much of it was waiting for data."""
+        self._metrics.steps = steps
+
     def __iter__(self) -> Iterator[Batch]:
         """Play one epoch."""
         return self.play(self.in_threads)
@@ -125,13 +130,15 @@ class Loader:
         todo = chunks(schedule, plan.per_round, step * plan.policy.accumulate)
         collator, state = Collator(plan.pad_id, self._pool), plan.state_after(epoch, schedule)
         with open_supply(epoch, schedule, collator, state) as supply:
-            self._metrics.began()
+            self._metrics.began(schedule.steps)
             try:
                 for batch, last in in_order(todo, supply, self._metrics):
                     if last:
                         self._position = plan.position_after(epoch, schedule, batch.step, last)
                     self._metrics.handed(batch)
+                    self._metrics.playing(batch)
                     yield batch
+                    self._metrics.asked()
                     del batch  # its memory goes back while the next one is waited for
             finally:
                 self._metrics.ended()

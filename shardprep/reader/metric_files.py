@@ -9,10 +9,12 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shardprep.errors import ConfigError, StoreError
 from shardprep.reader.metrics import Metrics, Sink
+from shardprep.reader.steps import StepLog
 from shardprep.reader.whole_file import write_whole
 
 CALLBACK_EVERY_S = 10.0
@@ -73,9 +75,11 @@ def put_prometheus(path: str, snapshot: dict[str, Any], final: bool) -> None:  #
     write_whole(path, prometheus_text(snapshot).encode(), durable=False)
 
 
-def append_line(path: str, snapshot: dict[str, Any], final: bool) -> None:
-    """Append the snapshot as a line of JSON, with time (Unix seconds), pid and final."""
-    line = json.dumps({"time": time.time(), "pid": os.getpid(), "final": final, **snapshot}) + "\n"
+def append_line(path: str, snapshot: dict[str, Any], final: bool, *, steps: StepLog) -> None:
+    """Append the snapshot as a line of JSON, with time (Unix seconds), pid, final, and the steps since the last line."""
+    about = {"time": time.time(), "pid": os.getpid(), "final": final}
+    played = {"steps_per_epoch": steps.steps_per_epoch, "steps": steps.take()}
+    line = json.dumps({**about, **snapshot, **played}) + "\n"
     # Opened for each line: nothing to close, nothing shared with a forked child. One write keeps lines whole.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
@@ -103,16 +107,18 @@ def metrics_of(
     Raises ConfigError if a folder cannot be made or written to: at once, not in the middle of training.
     """
     sinks: list[Sink] = []
+    steps = None
     if folder is not None:
         name = f"{_in_a_name(split) or 'loader'}-rank-{rank:05d}.jsonl"
-        sinks.append(MetricFile(os.path.join(_writable(folder), name), append_line))
+        steps = StepLog()
+        sinks.append(MetricFile(os.path.join(_writable(folder), name), partial(append_line, steps=steps)))
     if prometheus is not None:
         path = prometheus.replace("{rank}", str(rank)).replace("{split}", _in_a_name(split))
         _writable(os.path.dirname(path) or ".")
         sinks.append(MetricFile(path, put_prometheus))
     if callback is not None:
         sinks.append(Callback(callback, callback_every_s))
-    return Metrics(rank=rank, world_size=world_size, split=split, sinks=sinks)
+    return Metrics(rank=rank, world_size=world_size, split=split, sinks=sinks, steps=steps)
 
 
 def prometheus_text(snapshot: dict[str, Any]) -> str:

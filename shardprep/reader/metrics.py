@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from shardprep.errors import ConfigError
+from shardprep.reader.steps import CAUSES, Played, StepLog
 
-CAUSES = ("fetch", "decode", "collate", "copy", "other")
 COUNTS = ("batches", "rows", "tokens", "slots", "bytes_fetched", "cache_hits", "cache_misses")
 Phase = tuple[str, float, float]  # cause, start and stop on the monotonic clock
 
@@ -48,6 +48,7 @@ class Metrics:
 
     sinks  each gets a snapshot every `every_s` seconds, from the consumer's thread, and one at `ended`; their errors
            reach the consumer
+    steps  gets the steps one by one, or None
     clock  seconds that only grow, as in the phases
     """
 
@@ -58,6 +59,7 @@ class Metrics:
         world_size: int = 1,
         split: str = "",
         sinks: Sequence[Sink] = (),
+        steps: StepLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for sink in sinks:
@@ -65,6 +67,7 @@ class Metrics:
                 raise ConfigError(f"metrics are written every so many seconds, above 0, got {sink.every_s}")
         self._labels = {"rank": rank, "world_size": world_size, "split": split}
         self._sinks = tuple(sinks)
+        self.steps = steps
         self._clock = clock
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTS, 0)
@@ -75,8 +78,10 @@ class Metrics:
         self._first_waited = 0.0
         self._due = [float("-inf")] * len(self._sinks)
 
-    def began(self) -> None:
+    def began(self, steps_per_epoch: int | None = None) -> None:
         """Start the wall clock: an epoch begins."""
+        if self.steps is not None:
+            self.steps.began(steps_per_epoch)
         with self._lock:
             if self._mark is None:
                 self._mark = self._clock()
@@ -107,6 +112,8 @@ class Metrics:
                 split["other"] += begin - rest
                 rest = end
         split["other"] += max(0.0, stop - rest)
+        if self.steps is not None:
+            self.steps.waited(split)
         with self._lock:
             if self._mark is None:
                 self._mark = start
@@ -130,6 +137,16 @@ class Metrics:
                 self._first, self._first_waited = self._wall, sum(self._waited.values())
         if self._sinks:
             self.tick()
+
+    def playing(self, batch: Played) -> None:
+        """Note a batch of a step, right before the consumer gets it."""
+        if self.steps is not None:
+            self.steps.handed(batch)
+
+    def asked(self) -> None:
+        """Note that the consumer is back from its work on a batch."""
+        if self.steps is not None:
+            self.steps.asked()
 
     def add(self, **counts: int) -> None:
         """Add to counts by name: bytes_fetched, cache_hits, cache_misses and so on. Raises ConfigError for others."""
@@ -194,7 +211,7 @@ class Metrics:
             self._mark = now
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _anew, ({**self._labels, "sinks": self._sinks, "clock": self._clock},)
+        return _anew, ({**self._labels, "sinks": self._sinks, "steps": self.steps, "clock": self._clock},)
 
 
 def _share(part: float, whole: float) -> float:

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from shardprep.core.buckets import RANDOM_BATCH_ROWS
 from shardprep.core.manifest import Manifest
+from shardprep.report.elements import Cell, cards, document, folded, scroll, table
 from shardprep.report.measures import Measures, SplitMeasure, measures_of, percentiles
 from shardprep.report.pictures import bucket_range, length_picture, padding_picture, percent, shard_picture
 from shardprep.report.reasons import in_words
 from shardprep.report.summary import columns_of, percentile_name
 
-Cell = str | int
-RIGHT = ' class="n"'
-
 
 def html_page(manifest: Manifest) -> str:
     """Return the page as text, the same for the same manifest."""
     measures = measures_of(manifest)
-    css = files("shardprep.report").joinpath("style.css").read_text(encoding="utf-8")
     sections = [_head(manifest, measures), _cards(manifest, measures), _warnings(manifest)]
     sections += [_lengths(measures), _padding(measures), _shards(measures)] if measures.histogram.rows else []
     sections += [_ledger(manifest), _splits(measures), _tables(manifest), _foot(manifest)]
     body = "\n".join(filter(None, sections))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>shardprep data set {escape(manifest.fingerprint[:12])}</title>\n<style>\n{css}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
+    return document(f"shardprep data set {manifest.fingerprint[:12]}", body)
 
 
 def _head(manifest: Manifest, measures: Measures) -> str:
@@ -44,15 +35,14 @@ def _head(manifest: Manifest, measures: Measures) -> str:
 
 def _cards(manifest: Manifest, measures: Measures) -> str:
     padding, at_random = percent(measures.padding_share), percent(measures.random_padding_share)
-    cards = [
+    items = [
         (f"{measures.histogram.tokens:,}", "tokens"),
         (f"{measures.histogram.rows:,}", "rows"),
         (f"{sum(manifest.ledger.set_aside.values()):,}", "documents set aside"),
         (padding, f"padding at the bucket edges; {at_random} in random batches of {RANDOM_BATCH_ROWS}"),
         (f"{measures.balance:.4f}", "largest over smallest shard of a split, in tokens"),
     ]
-    items = "".join(f"<li><b>{escape(number)}</b><span>{escape(says)}</span></li>" for number, says in cards)
-    return f'<ul class="cards">{items}</ul>'
+    return cards(items)
 
 
 def _warnings(manifest: Manifest) -> str:
@@ -69,7 +59,7 @@ def _lengths(measures: Measures) -> str:
     return (
         "<h2>Lengths</h2><p>How many tokens the rows have. Thin lines are the edges of the length buckets: the rows "
         "of a bucket are padded to its edge, so edges lie close together where rows are many.</p>"
-        f"{_scroll(length_picture(measures.histogram, measures.buckets))}{_table(heads, body)}"
+        f"{scroll(length_picture(measures.histogram, measures.buckets))}{table(heads, body)}"
     )
 
 
@@ -81,8 +71,8 @@ def _padding(measures: Measures) -> str:
         f"<h2>Padding</h2><p>With every row padded to its bucket's edge, "
         f"<strong>{percent(measures.padding_share)}</strong> of all slots are padding. Random batches of "
         f"{RANDOM_BATCH_ROWS}, each padded to its longest row, would waste "
-        f"<strong>{percent(measures.random_padding_share)}</strong>.</p>{_scroll(picture)}"
-        + _folded("buckets as a table", ["lengths", "rows", "tokens", "padding"], body)
+        f"<strong>{percent(measures.random_padding_share)}</strong>.</p>{scroll(picture)}"
+        + folded("buckets as a table", ["lengths", "rows", "tokens", "padding"], body)
     )
 
 
@@ -93,8 +83,8 @@ def _shards(measures: Measures) -> str:
             body: list[list[Cell]] = [[shard.name, shard.rows, shard.tokens, shard.bytes] for shard in split.shards]
             parts += [
                 f"<h3>{escape(split.name)}</h3><p>{escape(_balance_in_words(split))}</p>",
-                _scroll(shard_picture(split.name, [shard.tokens for shard in split.shards])),
-                _folded(f"{split.name} as a table", ["shard", "rows", "tokens", "bytes"], body),
+                scroll(shard_picture(split.name, [shard.tokens for shard in split.shards])),
+                folded(f"{split.name} as a table", ["shard", "rows", "tokens", "bytes"], body),
             ]
     return "".join(parts)
 
@@ -114,7 +104,7 @@ def _ledger(manifest: Manifest) -> str:
     body: list[list[Cell]] = [["found", "", ledger.found], ["written", "", ledger.written]]
     body += [["set aside", f"{in_words(reason)} ({reason})", n] for reason, n in sorted(ledger.set_aside.items())]
     rule = "<p>Every document that was found was either written or set aside, with a reason.</p>"
-    parts = ["<h2>Ledger</h2>", rule, _table(["documents", "reason", "count"], body)]
+    parts = ["<h2>Ledger</h2>", rule, table(["documents", "reason", "count"], body)]
     if ledger.set_aside:
         parts.append(
             "<p>The data set's <code>rejects</code> folder names each one that was set aside: object, line, byte "
@@ -124,7 +114,7 @@ def _ledger(manifest: Manifest) -> str:
         parts.append(f"<p>{ledger.tokens_cut:,} tokens of {ledger.documents_cut:,} documents were cut off.</p>")
     if ledger.objects:
         counters: list[list[Cell]] = [[name.replace("_", " "), count] for name, count in sorted(ledger.objects.items())]
-        parts.append(_table(["objects", "count"], counters))
+        parts.append(table(["objects", "count"], counters))
     return "".join(parts)
 
 
@@ -141,7 +131,7 @@ def _splits(measures: Measures) -> str:
         ]
         for split in measures.splits
     ]
-    return "<h2>Splits</h2>" + _table(["split", "rows", "share", "tokens", "shards", "largest/smallest"], body)
+    return "<h2>Splits</h2>" + table(["split", "rows", "share", "tokens", "shards", "largest/smallest"], body)
 
 
 def _tables(manifest: Manifest) -> str:
@@ -157,51 +147,27 @@ def _duplicates(manifest: Manifest) -> str:
 
 
 def _columns(manifest: Manifest) -> str:
-    return _table(["", ""], [[name, kind] for name, kind in columns_of(manifest).items()], code=1)
+    return table(["", ""], [[name, kind] for name, kind in columns_of(manifest).items()], code=1)
 
 
 def _foot(manifest: Manifest) -> str:
+    is_parquet = manifest.settings.get("format") != "recordio"
+    who = (
+        "Any Parquet reader opens the shards" if is_parquet else "The shards are RecordIO, of recordio-protobuf records"
+    )
     return (
         f"<footer>Manifest version {manifest.version}, plan <code>{escape(manifest.plan)}</code>. "
-        "Any Parquet reader opens the shards; <code>shardprep verify</code> holds them against the manifest.</footer>"
+        f"{who}; <code>shardprep verify</code> holds them against the manifest.</footer>"
     )
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
     """Return a table of names and values, in the order of the names: a manifest that was read back looks the same."""
     body = [[name, _shown(value)] for name, value in sorted(values.items())]
-    return _table(["", ""], body, code=1)
+    return table(["", ""], body, code=1)
 
 
 def _shown(value: Any) -> str:
     if value is None or value == []:
         return "not set"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _scroll(inner: str) -> str:
-    return f'<div class="scroll">{inner}</div>'
-
-
-def _folded(summary: str, heads: Sequence[str], body: Sequence[Sequence[Cell]]) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{_table(heads, body)}</details>"
-
-
-def _table(heads: Sequence[str], body: Sequence[Sequence[Cell]], code: int | None = None) -> str:
-    """Return a table; columns of numbers are right-aligned; the cells of column `code` are set as code."""
-    right = [bool(body) and all(_is_number(row[i]) for row in body) for i in range(len(heads))]
-    head = f"<thead><tr>{_cells('th', heads, right, None)}</tr></thead>" if any(heads) else ""
-    rows = "".join(f"<tr>{_cells('td', row, right, code)}</tr>" for row in body)
-    return _scroll(f"<table>{head}<tbody>{rows}</tbody></table>")
-
-
-def _is_number(cell: Cell) -> bool:
-    return isinstance(cell, int) or cell[:1].isdigit()
-
-
-def _cells(tag: str, cells: Iterable[Cell], right: Sequence[bool], code: int | None) -> str:
-    texts = [f"{cell:,}" if isinstance(cell, int) else escape(cell) for cell in cells]
-    return "".join(
-        f"<{tag}{RIGHT if right[i] else ''}>{f'<code>{text}</code>' if i == code else text}</{tag}>"
-        for i, text in enumerate(texts)
-    )

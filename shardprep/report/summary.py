@@ -16,7 +16,7 @@ LABEL_WIDTH = 12
 
 def summary_json(manifest: Manifest) -> dict[str, Any]:
     """Return the numbers as JSON values; shares and balances are floats, everything else counts."""
-    measures, ledger = measures_of(manifest), manifest.ledger
+    measures, ledger, escapes = measures_of(manifest), manifest.ledger, _escapes(manifest)
     return {
         "version": manifest.version,
         "fingerprint": manifest.fingerprint,
@@ -30,6 +30,7 @@ def summary_json(manifest: Manifest) -> dict[str, Any]:
         "documents_cut": ledger.documents_cut,
         "objects": dict(ledger.objects),
         "shards": measures.shards,
+        **({} if escapes is None else {"escapes": escapes}),
         "splits": {
             split.name: {
                 "rows": split.histogram.rows,
@@ -56,6 +57,12 @@ def summary_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _escapes(manifest: Manifest) -> int | None:
+    """Return how many magic words were escaped in RecordIO shards; None for other formats."""
+    counts = [shard.escapes for shard in manifest.shards if shard.escapes is not None]
+    return sum(counts) if counts else None
+
+
 def summary_text(manifest: Manifest) -> str:
     """Return the numbers as lines of at most about 100 characters."""
     measures, ledger = measures_of(manifest), manifest.ledger
@@ -71,6 +78,9 @@ def summary_text(manifest: Manifest) -> str:
         lines.append(_labelled("cut off", f"{ledger.tokens_cut:,} tokens of {ledger.documents_cut:,} documents"))
     size = sum(shard.bytes for split in measures.splits for shard in split.shards)
     lines.append(_labelled("rows", f"{rows:,} with {tokens:,} tokens in {measures.shards:,} shards, {_size(size)}"))
+    escapes = _escapes(manifest)
+    if escapes is not None:
+        lines.append(_labelled("", f"RecordIO, {escapes:,} magic words escaped"))
     lines += ["", *_splits(measures), "", *_lengths(measures), ""]
     lines += [
         _labelled("padding", f"{_percent(measures.padding_share)} of all slots at the bucket edges, multiples of "
