@@ -24,6 +24,8 @@ NAMES = (
     "balance", "bad_files", "listing", "prep_local", "redo", "memory", "prep_s3", "s3_ceiling", "client_cpu",
     "s3_corpus",
     "readers", "resume", "schedule_figures", "order_quality", "small_model", "big_manifest", "reader_s3", "reader_memory",
+    "pipe",
+    "recordio",
 )  # fmt: skip
 BEST_LOCAL, BEST_S3 = "fast,loop,loop_rayon,litdata", "fast,loop_threads16,litdata,daft"
 LOCAL_STEPS = (
@@ -50,6 +52,8 @@ READER_STEPS = (
     ("resume", ()),
     ("reader_s3", ()),
     ("reader_memory", ()),
+    ("recordio", ()),
+    ("pipe", ()),
     ("small_model", ()),
 )
 QUICK_READER = (
@@ -61,6 +65,8 @@ QUICK_READER = (
     ("resume", ("--reps", "1", "--readers", "ours_all")),
     ("reader_s3", ("--reps", "1", "--readers", "ours", "--parts", "epoch,first,bytes")),
     ("reader_memory", ("--rows", "40000")),
+    ("pipe", ("--reps", "1", "--parts", "rate")),
+    ("recordio", ("--reps", "1", "--rows", "4000")),
     ("small_model", ("--seeds", "1", "--epochs", "1")),
 )
 QUICK_LOCAL = (

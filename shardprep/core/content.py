@@ -20,6 +20,7 @@ class ShardInfo:
 
     bytes, footer_bytes    sizes of the file and of its footer with the 8 last bytes
     sha256, footer_sha256  of the file and of its footer, in hex
+    escapes                only of RecordIO shards, whose "footer" is a file of its own: magic words that had to be escaped
     """
 
     name: str
@@ -31,10 +32,11 @@ class ShardInfo:
     footer_bytes: int
     footer_sha256: str
     row_groups: int = 0
+    escapes: int | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the shard as JSON values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def read(cls, form: Form, value: dict[str, Any], at: str) -> Self:
@@ -49,6 +51,7 @@ class ShardInfo:
             footer_bytes=form.number(value, "footer_bytes", at),
             footer_sha256=form.text(value, "footer_sha256", at),
             row_groups=form.number(value, "row_groups", at),
+            escapes=form.number(value, "escapes", at) if "escapes" in value else None,
         )
 
 

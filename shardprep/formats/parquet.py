@@ -11,71 +11,28 @@ pages change these by less than 5 %; pages of 256 KB lose 10 %; dictionaries and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardprep.core.block import IDS, IDS_FIELD, TokenBlock
-from shardprep.core.content import ShardInfo
-from shardprep.errors import BlockError, ConfigError, ManifestError
+from shardprep.core.block import IDS, TokenBlock
+from shardprep.errors import BlockError, ManifestError
+from shardprep.formats.shard import ID, LENGTH, ShardDigest, Sink, shard_schema
 
-ID, LENGTH, PIECE = "id", "length", "piece"
+__all__ = [
+    "ShardWriter",
+    "decode_row_group",
+    "encode_shard",
+    "open_shard",
+    "read_footer",
+    "row_group_range",
+    "shard_schema",
+]
+
 _TAIL_BYTES = 8  # footer length (4 bytes) and "PAR1"
-
-
-class Sink(Protocol):
-    """Where a shard's bytes go: a file open for binary writing, or BytesIO."""
-
-    def write(self, data: Any, /) -> Any:
-        """Write all of the data."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ShardDigest:
-    """What a shard is known by: sizes in bytes, SHA-256 in hex; the footer is the file's end, with its 8 last bytes."""
-
-    rows: int
-    tokens: int
-    row_groups: int
-    size_bytes: int
-    sha256: str
-    footer_bytes: int
-    footer_sha256: str
-
-    def info(self, name: str, split: str) -> ShardInfo:
-        """Return what a manifest says of the shard under this name."""
-        return ShardInfo(
-            name=name,
-            split=split,
-            rows=self.rows,
-            tokens=self.tokens,
-            bytes=self.size_bytes,
-            sha256=self.sha256,
-            footer_bytes=self.footer_bytes,
-            footer_sha256=self.footer_sha256,
-            row_groups=self.row_groups,
-        )
-
-
-def shard_schema(columns: pa.Schema, pieces: bool, metadata: Mapping[str, str]) -> pa.Schema:
-    """Return the schema of shards with these passed-through columns (an `id` or `piece` among them is left out).
-
-    Raises ConfigError if a column takes a name of ours.
-    """
-    passed = [column for column in columns if column.name not in {ID, PIECE}]
-    for column in passed:
-        if column.name in {IDS, LENGTH}:
-            raise ConfigError(f"--column {column.name}: shards have a column of that name already; rename the field")
-    ours = [pa.field(ID, pa.string(), nullable=False), IDS_FIELD, pa.field(LENGTH, pa.int32(), nullable=False)]
-    if pieces:
-        ours.append(pa.field(PIECE, pa.int32(), nullable=False))
-    fields = [*ours, *(pa.field(column.name, column.type) for column in passed)]
-    return pa.schema(fields, metadata=dict(sorted(metadata.items())))
 
 
 class ShardWriter:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from shardprep.core.manifest import Generation, Ledger, Manifest, ShardInfo, SplitInfo, fingerprint_of
 from shardprep.core.plan import ScanPlan, ScanReport, ShardPlan
 from shardprep.formats.columns import arrow_type
-from shardprep.formats.parquet import shard_schema
 from shardprep.formats.reasons import REPEATED
+from shardprep.formats.shard import schema_rows, shard_schema
 from shardprep.formats.tokenizer import TokenizerSpec
 from shardprep.prep.job import Job
 from shardprep.prep.late import Late
@@ -35,17 +35,6 @@ def shard_schema_of(job: Job, types: Mapping[str, str], plan: ShardPlan, split: 
     }
     metadata = {"shardprep": orjson.dumps(facts, option=orjson.OPT_SORT_KEYS).decode()}
     return shard_schema(columns, job.settings.overflow == "split", metadata)
-
-
-def schema_rows(schema: pa.Schema) -> tuple[dict[str, Any], ...]:
-    """Return the schema as the manifest tells it."""
-    return tuple({"name": f.name, "type": _type_name(f.type), "nullable": f.nullable} for f in schema)
-
-
-def _type_name(kind: pa.DataType) -> str:
-    if pa.types.is_list(kind):
-        return f"list<{_type_name(kind.value_type)}>"
-    return {"double": "float64"}.get(str(kind), str(kind))
 
 
 def in_numbers(set_aside: Mapping[str, int]) -> str:

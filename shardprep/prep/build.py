@@ -40,6 +40,7 @@ from shardprep.prep.publish import Output, join, sweep_quietly
 from shardprep.prep.rejects import parts, staged_rejects
 from shardprep.prep.scan import ScanCall, scan
 from shardprep.prep.settings import Settings
+from shardprep.prep.shard_files import BYTES_PER_TOKEN, ENDINGS, names_beside
 from shardprep.prep.sources import Listed, list_source
 from shardprep.prep.stage import tags_of
 from shardprep.prep.tags import content_tag, without_version
@@ -292,6 +293,7 @@ def _work(run: _Run, page: Page | None) -> Built:
         buckets=settings.buckets,
         pad_multiple=settings.pad_multiple,
         drops=dropped.histograms,
+        bytes_per_token=BYTES_PER_TOKEN[settings.format],
     )
     run.timings["plan"] = time.monotonic() - clock
     infos = _write_all(run, reports, shard_plan, types, dropped)
@@ -471,7 +473,7 @@ def _write_all(
     def call(place: int) -> WriteCall:
         split, number = shards[place]
         plan = shard_plan.splits[split]
-        name = f"{plan.name}/{number:05d}-of-{plan.shards:05d}{run.job.suffix}.{run.settings.format}"
+        name = f"{plan.name}/{number:05d}-of-{plan.shards:05d}{run.job.suffix}{ENDINGS[run.settings.format]}"
         return WriteCall(
             job=run.job,
             split=split,
@@ -503,7 +505,7 @@ def _write_all(
 def _publish(run: _Run, manifest: Manifest, lines: Iterator[bytes], page: Page | None) -> None:
     """Put everything that goes with the data set, then the manifest, then sweep."""
     store, folder = run.output.store, run.plan_id
-    ours = {shard.name for shard in manifest.shards}
+    ours = {name for shard in manifest.shards for name in (shard.name, *names_beside(shard.name))}
     for number, part in enumerate(parts(assemble.with_listing_rejects(run.listed, lines))):
         name = f"{folder}/rejects/part-{number:05d}{run.job.suffix}.jsonl"
         store.put(name, part)
@@ -523,7 +525,8 @@ def _publish(run: _Run, manifest: Manifest, lines: Iterator[bytes], page: Page |
         "notes": run.notes,
     }
     store.put(f"{folder}/build.json", orjson.dumps(facts, option=orjson.OPT_INDENT_2))
-    folders = [f"{folder}/{name}/" for name in (*run.splits.names, "rejects")]
+    beside = ("index",) * (run.settings.format == "recordio")
+    folders = [f"{folder}/{name}/" for name in (*run.splits.names, *beside, "rejects")]
     leftovers = run.output.leftovers(folders, ours)
     run.output.publish(manifest.to_bytes(), run.settings)
     run.output.sweep_replaced(run.plan_id, leftovers)

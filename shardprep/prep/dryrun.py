@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from shardprep.core.plan import ScanPlan, plan_scan, shard_count
-from shardprep.core.plan_shards import BYTES_PER_TOKEN
 from shardprep.core.splits import parse_splits
 from shardprep.errors import ConfigError, StoreError
 from shardprep.formats.backends import load_encoder
@@ -18,6 +17,7 @@ from shardprep.formats.documents import DocumentParser
 from shardprep.prep.job import fields_of
 from shardprep.prep.progress import Bar
 from shardprep.prep.settings import Settings
+from shardprep.prep.shard_files import BYTES_PER_TOKEN
 from shardprep.prep.sources import Listed, list_source
 from shardprep.prep.tokenizer_file import decide, read_tokenizer
 from shardprep.storage.store import local_path_of, open_store
@@ -165,7 +165,7 @@ def dry_run(source: str | None, output: str | None, tokenizer: Any, settings: Se
         shards[name] = shard_count(
             rows,
             tokens,
-            int(tokens * BYTES_PER_TOKEN),
+            int(tokens * BYTES_PER_TOKEN[settings.format]),
             shard_bytes=settings.shard_bytes,
             shard_tokens=settings.shard_tokens,
             shards=settings.shards,

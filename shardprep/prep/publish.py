@@ -12,6 +12,7 @@ from shardprep.core.manifest import Manifest, parse
 from shardprep.core.plan import SourceTable
 from shardprep.errors import Exists, ManifestConflict, ManifestError, NotFound, StoreError
 from shardprep.prep.settings import Settings
+from shardprep.prep.shard_files import names_beside
 from shardprep.prep.tags import may_differ
 from shardprep.storage.local import LocalStore
 from shardprep.storage.store import Store, open_store
@@ -82,7 +83,10 @@ class Output:
         sizes: dict[str, int] = {}
         for page in self.store.list(plan + "/"):
             sizes.update(zip(page.keys.to_pylist(), page.sizes.tolist(), strict=True))
-        return all(sizes.get(shard.name) == shard.bytes for shard in self.existing.shards)
+        return all(
+            sizes.get(shard.name) == shard.bytes and all(name in sizes for name in names_beside(shard.name))
+            for shard in self.existing.shards
+        )
 
     def publish(self, data: bytes, settings: Settings) -> None:
         """Put the manifest, last of all. The same bytes already there are success; others are a ManifestConflict."""

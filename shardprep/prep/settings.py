@@ -83,8 +83,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 yield f"{flag(name)} must be one of {', '.join(allowed)}, got {value!r}"
-        if self.format == "recordio":
-            yield "--format recordio is not in this version yet; use parquet"
+        if self.format == "recordio" and re.search(r"(^|,)\s*index\s*=", self.split):
+            yield "--format recordio keeps its index files in a folder index beside the splits: give that split another name"
+        if self.format == "recordio" and any(column.partition(":")[0].strip() == "values" for column in self.columns):
+            yield "--column values: RecordIO shards keep the token ids under that name; rename the field"
         for name in ("buckets", "pad_multiple", "shards_multiple_of"):
             if getattr(self, name) < 1:
                 yield f"{flag(name)} must be at least 1, got {getattr(self, name)}"

@@ -19,8 +19,10 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def heeding_signals() -> Iterator[None]:
+def heeding_signals(*, once: bool = False) -> Iterator[None]:
     """Inside the block SIGINT raises KeyboardInterrupt and SIGTERM raises Terminated, once; only in the main thread.
+
+    once: after the first signal of either kind no other one raises, so that the end that it begins is not broken off.
 
     Not in the middle of an import: an exception there may leave the import lock held for ever, on which the thread that
     starts the workers then waits, or be swallowed by the module. Nor in a `__del__`, which swallows all exceptions. It is
@@ -29,7 +31,7 @@ def heeding_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = _Handler()
+    handler = _Handler(once=once)
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     alarm = signal.signal(signal.SIGALRM, handler.again)
     try:
@@ -41,11 +43,14 @@ def heeding_signals() -> Iterator[None]:
 
 
 class _Handler:
-    def __init__(self) -> None:
+    def __init__(self, *, once: bool) -> None:
+        self._once, self._raised = once, False
         self._number: int = signal.SIGINT
         self._tries = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._once and self._raised:
+            return
         self._number, self._tries = number, 0
         self.again(number, frame)
 
@@ -55,6 +60,7 @@ class _Handler:
         if self._tries < TRIES and _is_deaf(frame):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
             return
+        self._raised = True
         if self._number == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise Terminated

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from shardprep.core.manifest import Manifest, ShardInfo, SplitInfo
 from shardprep.core.plan import shard_lengths
 from shardprep.errors import ManifestError, StoreError
-from shardprep.formats.parquet import decode_row_group, open_shard
+from shardprep.formats.shard import arrow_schema
 from shardprep.prep.progress import Bar
+from shardprep.prep.reread import blocks_of, damage_in
+from shardprep.prep.shard_files import names_beside
 from shardprep.storage.dataset import open_dataset
 from shardprep.storage.store import NO_OPTIONS, Store
 
@@ -73,24 +74,25 @@ def _faults(store: Store, manifest: Manifest, split: SplitInfo, number: int, sha
         yield f"cannot be read ({error.message})" if type(error).__name__ != "NotFound" else "is missing"
         return
     if len(data) != shard.bytes:
-        yield f"has {len(data):,} bytes (size), the manifest says {shard.bytes:,}"
+        where = damage_in(shard, data, arrow_schema(manifest.schema))
+        yield f"has {len(data):,} bytes (size), the manifest says {shard.bytes:,}{where}"
         return
     if hashlib.sha256(data).hexdigest() != shard.sha256:
-        yield "has another sha256 digest than the manifest says: it was replaced or damaged"
+        where = damage_in(shard, data, arrow_schema(manifest.schema))
+        yield f"has another sha256 digest than the manifest says: it was replaced or damaged{where}"
         return
-    if hashlib.sha256(data[-shard.footer_bytes :]).hexdigest() != shard.footer_sha256:
-        yield "has another footer digest than the manifest says"
     try:
-        yield from _content_faults(manifest, split, number, shard, data)
+        yield from _content_faults(store, manifest, split, number, shard, data)
     except ManifestError as error:
         yield error.message
 
 
-def _content_faults(manifest: Manifest, split: SplitInfo, number: int, shard: ShardInfo, data: bytes) -> Iterator[str]:
-    file = open_shard(pa.BufferReader(data))
+def _content_faults(
+    store: Store, manifest: Manifest, split: SplitInfo, number: int, shard: ShardInfo, data: bytes
+) -> Iterator[str]:
+    names, blocks = blocks_of(store, shard, data)
     lengths, largest, smallest = [np.zeros(0, dtype=np.int64)], -1, 0
-    for group in range(file.num_row_groups):
-        block = decode_row_group(file, group)
+    for block in blocks:
         lengths.append(block.lengths)
         if len(block.ids):
             largest, smallest = max(largest, int(block.ids.max())), min(smallest, int(block.ids.min()))
@@ -105,13 +107,13 @@ def _content_faults(manifest: Manifest, split: SplitInfo, number: int, shard: Sh
     if smallest < 0:
         yield f"holds the negative token id {smallest}"
     columns = [field["name"] for field in manifest.schema]
-    if file.schema_arrow.names != columns:
-        yield f"has the columns {', '.join(file.schema_arrow.names)}, the manifest says {', '.join(columns)}"
+    if names != columns:
+        yield f"has the columns {', '.join(names)}, the manifest says {', '.join(columns)}"
 
 
 def _strays(store: Store, manifest: Manifest) -> Iterator[str]:
     """Yield a warning for each file beside the shards that the manifest does not name."""
-    known = {shard.name for shard in manifest.shards}
+    known = {name for shard in manifest.shards for name in (shard.name, *names_beside(shard.name))}
     folders = {name.rpartition("/")[0] + "/" for name in known}
     for folder in sorted(folders):
         for page in store.list(folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,14 +17,12 @@ from shardprep.core.manifest import ShardInfo
 from shardprep.core.plan import ShardRanges
 from shardprep.core.row_groups import TOKEN_BYTES, row_groups
 from shardprep.errors import BlockError, StoreError
-from shardprep.formats.parquet import ShardDigest, ShardWriter
 from shardprep.prep.job import Job, Worker, worker_of
+from shardprep.prep.shard_files import are_whole, shard_files
 from shardprep.prep.stage import Staged, read_batch, staged_of
 from shardprep.storage.fetch import Item, fetch
-from shardprep.storage.spool import Spool, spool
 
 AHEAD_BYTES = 32 << 20
-CHECKED_BYTES = 16 << 20  # of a finished shard, at once
 
 
 @dataclass(frozen=True)
@@ -60,24 +57,22 @@ def write_shard(call: WriteCall) -> ShardInfo:
     if finished is not None:
         return finished
     schema = pa.ipc.read_schema(pa.py_buffer(call.schema))
-    with spool(worker.output, call.name) as sink:
-        digest = _encode(worker, call, schema, sink)
-        worker.output.put_file(call.name, sink.path)
+    with shard_files(worker.output, call.name, schema) as files:
+        for block in _blocks(worker, call, schema):
+            files.write(block)
+        digest = files.put()
     info = digest.info(f"{_plan_of(call.job)}/{call.name}", call.job.splits.names[call.split])
     worker.staging.put(side, orjson.dumps({"staged": call.staged, "info": asdict(info)}))
     return info
 
 
-def _encode(worker: Worker, call: WriteCall, schema: pa.Schema, sink: Spool) -> ShardDigest:
-    """Write the shard's rows, row group by row group, and return what the file is known by."""
-    writer = ShardWriter(sink, schema)
+def _blocks(worker: Worker, call: WriteCall, schema: pa.Schema) -> Iterator[TokenBlock]:
+    """Yield the shard's rows, row group by row group."""
     gather = Gather(worker, call, schema)
     limit = call.job.settings.row_group_bytes
     cuts = row_groups(call.ranges.lengths, call.buckets, limit, max(_fixed_bytes(schema), call.row_bytes))
     for start, stop in itertools.pairwise(cuts.tolist()):
-        for block in _fitting(gather.rows(start, stop), limit):
-            writer.write(block)
-    return writer.close()
+        yield from _fitting(gather.rows(start, stop), limit)
 
 
 def side_of(name: str) -> str:
@@ -110,14 +105,9 @@ def _finished(worker: Worker, call: WriteCall, side: str) -> ShardInfo | None:
         if value["staged"] != call.staged:
             return None
         info = ShardInfo(**value["info"])
-        if worker.output.head(call.name)[0] != info.bytes:
-            return None
-        digest = hashlib.sha256()
-        for start in range(0, info.bytes, CHECKED_BYTES):
-            digest.update(worker.output.get_range(call.name, start, start + CHECKED_BYTES, size_bytes=info.bytes))
+        return info if are_whole(worker.output, call.name, info) else None
     except (StoreError, ValueError, KeyError, TypeError):
         return None
-    return info if digest.hexdigest() == info.sha256 else None
 
 
 class Gather:

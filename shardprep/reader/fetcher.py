@@ -98,6 +98,16 @@ def read_range(ref: ShardRef, start: int, stop: int) -> bytes:
         raise difference(ref, f"cannot be read as the manifest describes it ({error.message.rstrip('.')})") from error
 
 
+def read_beside(ref: ShardRef, name: str, size_bytes: int) -> bytes:
+    """Return a file that belongs to a shard. Raises ManifestError where it is missing or has another size."""
+    try:
+        return reader_at(ref.uri, ref.options, ref.kind).get_range(name, 0, size_bytes, size_bytes=size_bytes)
+    except NotFound as error:
+        raise ref.broken(f"lacks the file {name} that belongs to it") from error
+    except Changed as error:
+        raise ref.broken(f"has beside it {name} of another size than the manifest says") from error
+
+
 def difference(ref: ShardRef, what: str) -> ManifestError:
     """Return the error that says how a shard differs from the manifest: missing, of another size, or `what`."""
     try:

@@ -20,6 +20,7 @@ from shardprep.core.content import ShardInfo
 from shardprep.errors import ConfigError, ManifestError
 
 ReadRange = Callable[[int, int], bytes]
+ReadBeside = Callable[[str, int], bytes]  # (name, size in bytes) of another file of the data set
 
 
 class ShardLayout(Protocol):
@@ -41,15 +42,51 @@ class ShardLayout(Protocol):
 
 def load_decoder(name: str) -> None:
     """Import what decodes a shard of this name: once, before several threads come to it at once."""
-    if name.endswith(".parquet"):
-        importlib.import_module("shardprep.formats.parquet")
+    for ending, module in _DECODERS.items():
+        if name.endswith(ending):
+            importlib.import_module(module)
 
 
-def read_layout(info: ShardInfo, read: ReadRange) -> ShardLayout:
+_DECODERS = {".parquet": "shardprep.formats.parquet", ".rec": "shardprep.formats.recordio"}
+
+
+def read_layout(info: ShardInfo, read: ReadRange, read_beside: ReadBeside) -> ShardLayout:
     """Return the layout of a shard; `read` is asked for as little as tells it. Raises ManifestError if it is damaged."""
     if info.name.endswith(".parquet"):
         return ParquetLayout(info, read(info.bytes - info.footer_bytes, info.bytes))
-    raise ConfigError(f"shard {info.name} is of a format that this version does not read; it reads .parquet")
+    if info.name.endswith(".rec"):
+        from shardprep.formats.recordio_spans import SPANS, beside
+
+        return RecordLayout(info, read_beside(beside(info.name, SPANS), info.footer_bytes))
+    raise ConfigError(
+        f"shard {info.name} is of a format that this version does not read; it reads {' and '.join(_DECODERS)}"
+    )
+
+
+class RecordLayout:
+    """Spans of RecordIO records, as the file beside the shard tells: it is held against its digest in the manifest."""
+
+    tail = b""
+
+    def __init__(self, info: ShardInfo, spans: bytes) -> None:
+        from shardprep.formats.recordio_spans import Spans
+
+        self._spans = Spans.parse(spans, info)
+        self.row_starts = self._spans.row_starts
+        self.spans = tuple(pairwise(self._spans.byte_starts.tolist()))
+
+    def decode(self, group: int, data: bytes) -> TokenBlock:
+        """Return the rows of one span, its check sum compared; a message about damage names the byte in the shard."""
+        from shardprep.formats.recordio import decode_span
+
+        try:
+            return decode_span(self._spans, group, data)
+        except ManifestError:
+            raise
+        except Exception as error:  # as below
+            raise ManifestError(
+                f"span {group} cannot be decoded ({type(error).__name__}: {error})", span=group
+            ) from error
 
 
 class ParquetLayout:

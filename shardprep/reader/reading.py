@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from shardprep.core.block import TokenBlock
 from shardprep.errors import ManifestError
-from shardprep.reader.fetcher import difference, read_until, start_read
+from shardprep.reader.fetcher import difference, read_beside, read_until, start_read
 from shardprep.reader.layout import ShardLayout, read_layout
 from shardprep.reader.recent import Recent
 from shardprep.reader.ref import ShardRef
+from shardprep.storage.retry import stop_retrying_when
 from shardprep.storage.store import local_path_of
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class ShardReading:
         """Return where the groups lie; read once. Raises ManifestError that names the shard."""
         with self._reading_layout:
             if self._layout is None:
-                self._layout = self._tried_twice(lambda: read_layout(self.ref.info, self._read_now))
+                self._layout = self._tried_twice(lambda: read_layout(self.ref.info, self._read_now, self._read_beside))
             return self._layout
 
     def request(self, group: int, *, keep: bool = False) -> Future[bytes]:
@@ -186,6 +187,12 @@ class ShardReading:
         with self._lock:
             self._bytes_read += stop - start
         return read_until(self.stopped, self.ref, start, stop)
+
+    def _read_beside(self, name: str, size_bytes: int) -> bytes:
+        with self._lock:
+            self._bytes_read += size_bytes
+        with stop_retrying_when(self.stopped):
+            return read_beside(self.ref, name, size_bytes)
 
 
 def _forget(fetched: tuple[weakref.ref[ShardReading], int]) -> None:

@@ -161,7 +161,15 @@ class ShardSource:
                     future.set_result(cached)
                 elif wait:
                     future = self._submit(shard)
-        return future if future is not None and (wait or future.done()) else None
+        if future is None or wait or future.done():
+            return future
+        # On its way, perhaps behind others, but in the cache by now, or from the epoch before: nothing to fetch by range.
+        cached = self._cache.peek(self._refs[shard])
+        if cached is None:
+            return None
+        future = Future()
+        future.set_result(cached)
+        return future
 
     def _lie_together(self, shard: int, rows: NDArray[np.int64]) -> bool:
         """Tell whether rows lie in few groups. Where many rows have one length, a batch of them lies all over the shard."""

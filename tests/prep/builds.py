@@ -19,6 +19,7 @@ from shardprep.api import build_dataset
 from shardprep.core.manifest import Manifest, parse
 from shardprep.prep.settings import Settings
 from shardprep.prep.verify import verify
+from tests.formats.records import dmlc_records, records_in
 
 TOKENIZER = Path(__file__).parents[1] / "cases" / "tok" / "byte.json"  # an id is a byte's value; 256 ends a document
 END = 256
@@ -89,10 +90,15 @@ def manifest_of(output: Path) -> Manifest:
 
 
 def rows_of(output: Path) -> list[dict[str, Any]]:
-    """Return every row of a data set as pyarrow reads it, with the name of its split, in the order of the shards."""
+    """Return every row of a data set as pyarrow or protobuf reads it, with the name of its split, in the order of the shards."""
     rows: list[dict[str, Any]] = []
-    for shard in manifest_of(output).shards:
-        rows += [{**row, "split": shard.split} for row in pq.read_table(output / shard.name).to_pylist()]
+    manifest = manifest_of(output)
+    for shard in manifest.shards:
+        if shard.name.endswith(".rec"):
+            read = records_in((output / shard.name).read_bytes(), manifest.schema)
+        else:
+            read = pq.read_table(output / shard.name).to_pylist()
+        rows += [{**row, "split": shard.split} for row in read]
     return rows
 
 
@@ -135,3 +141,8 @@ def assert_unpublished(output: Path) -> None:
     assert not (output / "manifest.json").exists()
     for path in output.rglob("*.parquet"):
         pq.ParquetFile(path).close()  # a footer: the file is whole
+    for path in output.rglob("*.rec"):
+        records = list(dmlc_records(path.read_bytes()))
+        index = output / path.relative_to(output).parts[0] / "index" / path.parent.name / path.name
+        assert len(index.with_suffix(".idx").read_text().splitlines()) == len(records)
+        assert index.with_suffix(".json").exists()

@@ -80,6 +80,7 @@ def objects(draw: st.DrawFn) -> Object:
 
 choices = st.fixed_dictionaries(
     {
+        "format": st.sampled_from(["parquet", "recordio"]),
         "shards": st.sampled_from([None, 1, 3]),
         "shards_multiple_of": st.sampled_from([1, 2]),
         "split": st.sampled_from(["train=1", "train=0.5,validation=0.5"]),

@@ -269,8 +269,8 @@ def test_an_error_inside_decoding_is_an_error(tmp_path, cache, monkeypatch):
 
 def test_a_format_that_is_not_read_is_refused(tmp_path, cache):
     ref = local_shard(tmp_path / "set")
-    with pytest.raises(ConfigError, match=r"\.rec .*format"):
-        cache.get(replace(ref, info=replace(ref.info, name="a.rec")))
+    with pytest.raises(ConfigError, match=r"\.mds .*format"):
+        cache.get(replace(ref, info=replace(ref.info, name="a.mds")))
 
 
 @pytest.mark.parametrize("by", [-1, 1])
