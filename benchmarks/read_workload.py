@@ -2,7 +2,7 @@
 
     python -m benchmarks.read_workload FORMAT FOLDER [--rows 40000]
 
-FORMAT is shardprep, mmap, parquet, litdata, mds, wds or arrayrec.
+FORMAT is shardprep, recordio, mmap, parquet, litdata, mds, wds or arrayrec.
 
 40,000 rows, 35,553,938 tokens: lengths log-normal, mean 889, median 646, p99 4,074, at most 8,192; tokens Zipf-like over
 128,000; an int64 label and a string id a row. The same seed makes the same rows. Rows beyond 40,000 repeat the tokens
@@ -16,7 +16,8 @@ import json
 import pickle
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -87,23 +88,29 @@ class RowNumbers:
         return np.concatenate([np.zeros(0, np.int32), *parts]), offsets
 
 
-def shardprep(folder: Path, rows: int) -> None:
-    """Build the data set with the library: 16 JSON Lines files of documents in order, 16 shards."""
-    import shardprep as library
+COLUMNS_OF_W = {"id_field": "id", "columns": ("label:int64",), "no_eos": True, "shards": SHARDS}
 
-    lines = folder.with_name(folder.name + ".lines")
-    shutil.rmtree(lines, ignore_errors=True)
-    lines.mkdir(parents=True)
+
+@contextmanager
+def documents_of_w(folder: Path, rows: int) -> Iterator[Path]:
+    """Give a folder with the documents of W, in order, as 16 JSON Lines files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     labels = workload().labels
     for file in range(SOURCE_FILES):
         part = range(rows * file // SOURCE_FILES, rows * (file + 1) // SOURCE_FILES)
         text = "".join(json.dumps({"id": name(i), "label": int(labels[i % ROWS]), "text": str(i)}) + "\n" for i in part)
-        (lines / f"{file:02d}.jsonl").write_text(text)
-    library.build(
-        lines, folder, tokenizer=RowNumbers(), id_field="id", columns=("label:int64",), no_eos=True, shards=SHARDS,
-        scheduler="serial", progress=False,
-    )  # fmt: skip
-    shutil.rmtree(lines)
+        (folder / f"{file:02d}.jsonl").write_text(text)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def shardprep(folder: Path, rows: int) -> None:
+    """Build the data set with the library: 16 shards."""
+    import shardprep as library
+
+    with documents_of_w(folder.with_name(folder.name + ".lines"), rows) as lines:
+        library.build(lines, folder, tokenizer=RowNumbers(), scheduler="serial", progress=False, **COLUMNS_OF_W)
 
 
 def mmap(folder: Path, rows: int) -> None:  # noqa: ARG001
@@ -168,7 +175,16 @@ def arrayrec(folder: Path, rows: int) -> None:
         writer.close()
 
 
-WRITERS = {w.__name__: w for w in (shardprep, mmap, parquet, litdata, mds, wds, arrayrec)}
+def recordio(folder: Path, rows: int) -> None:
+    """Build the same data set as RecordIO shards."""
+    import shardprep as library
+
+    with documents_of_w(folder.with_name(folder.name + ".lines"), rows) as lines:
+        given = {**COLUMNS_OF_W, "format": "recordio"}
+        library.build(lines, folder, tokenizer=RowNumbers(), scheduler="serial", progress=False, **given)
+
+
+WRITERS = {w.__name__: w for w in (shardprep, recordio, mmap, parquet, litdata, mds, wds, arrayrec)}
 
 
 def main() -> None:
@@ -178,7 +194,7 @@ def main() -> None:
     flags.add_argument("--rows", type=int, default=ROWS)
     options = flags.parse_args()
     shutil.rmtree(options.folder, ignore_errors=True)
-    if options.rows > ROWS and options.format != "shardprep":
+    if options.rows > ROWS and options.format not in ("shardprep", "recordio"):
         sys.exit(f"{options.format} is written for at most {ROWS} rows")
     WRITERS[options.format](options.folder, options.rows)
 

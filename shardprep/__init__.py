@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardprep.api import build, mix, open  # noqa: A004  shardprep.open is the name that people look for
+from shardprep.api import build, mix, open, pipe  # noqa: A004  shardprep.open is the name that people look for
 from shardprep.version import __version__
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shardprep.piloting import pilot as pilot
     from shardprep.stopping import EarlyStopping as EarlyStopping
 
-__all__ = ["__version__", "build", "mix", "open"]
+__all__ = ["__version__", "build", "mix", "open", "pipe"]
 
 _LAZY = {  # name -> its module, imported when it is first asked for: preparation and reading need none of them
     "BudgetGuard": "shardprep.budget",

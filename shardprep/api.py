@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # loaded by what needs them
     from shardprep.prep.build import Built
     from shardprep.prep.settings import Settings
     from shardprep.reader.dataset import Dataset
     from shardprep.reader.mix import Mix
+    from shardprep.reader.pipe import PipeLoader
 
 
 def build(
@@ -69,6 +70,90 @@ def open(  # noqa: A001  the name that people look for: shardprep.open
         cache_limit_bytes=cache_limit_bytes,
         metrics_dir=os.environ.get("SHARDPREP_METRICS_DIR") or None,
     )
+
+
+def pipe(
+    channel: str,
+    *,
+    manifest: str | Path | Dataset,
+    split: str = "train",
+    batch_tokens: int | None = None,
+    batch_size: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    accumulate: int = 1,
+    slots: int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    pad_to: Literal["round", "edge"] = "round",
+    pad_multiple: int | None = None,
+    variety: int = 0,
+    buffer_bytes: int | None = None,
+    distribution: Literal["FullyReplicated", "ShardedByS3Key"] | None = None,
+    shuffled: bool | None = None,
+    root: str | Path = "/opt/ml",
+    first_fifo: int = 0,
+    timeout_s: float = 3600.0,
+    storage_options: Mapping[str, str] | None = None,
+    store: str = "auto",
+    on_metrics: Callable[[dict[str, Any]], None] | None = None,
+    prometheus: str | None = None,
+) -> PipeLoader:
+    """Read a channel of a SageMaker training job in Pipe mode, epoch by epoch, like a loader. Reading begins at once.
+
+    channel       its S3Uri is the folder of one split of RecordIO shards: s3://bucket/shards/3f2a91c0/train/
+    manifest      the data set: its folder or URI, its manifest.json (in a second channel, say), or what `open` returned
+    rank          of world_size processes; each reads a channel of its own with all shards, and plays its share
+    pad_multiple  that of the data set unless given
+    buffer_bytes  of the rows that are sorted and shuffled together, as they are in memory: tokens take 4 bytes, a row 64;
+                  two such windows are in memory. None: what the largest shard takes, from 64 to 512 MB
+    distribution  "ShardedByS3Key": this host gets a part of the shards, and fewer rows are no error. Without it and
+                  without `shuffled` the job's inputdataconfig.json tells
+    shuffled      the channel has a ShuffleConfig: its objects come in another order each time
+    root          in place of /opt/ml; FIFOs are {root}/input/data/{channel}_0, _1 ...
+    first_fifo    number of the FIFO to begin with: not 0 where an earlier process of the same job read some
+    timeout_s     longest wait for a FIFO, or without a single byte
+
+    split, batch_tokens, batch_size, accumulate, slots, seed, shuffle, pad_to, variety, on_metrics and prometheus are those
+    of `Dataset.loader`; storage_options and store those of `open`. Raises ConfigError if the channel is in another mode or
+    a value is out of range, ManifestError or StoreError where the manifest cannot be had.
+    """
+    from shardprep.core.policy import Policy
+    from shardprep.reader.pipe_channel import PipeChannel
+    from shardprep.reader.pipe_open import PipeSettings, open_pipe
+    from shardprep.storage.dataset import MANIFEST, open_dataset
+
+    policy = Policy(
+        slots=(world_size or 1) if slots is None else slots,
+        batch_tokens=batch_tokens,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        variety=variety,
+        shuffle=shuffle,
+        seed=seed,
+        pad_to=pad_to,
+    )
+    settings = PipeSettings(
+        split=split,
+        rank=rank,
+        world_size=world_size,
+        slots_given=slots is not None,
+        buffer_bytes=buffer_bytes,
+        pad_multiple=pad_multiple,
+        first_fifo=first_fifo,
+        timeout_s=timeout_s,
+        metrics_dir=os.environ.get("SHARDPREP_METRICS_DIR") or None,
+        on_metrics=on_metrics,
+        prometheus=prometheus,
+    )
+    place = PipeChannel.of(channel, str(root), distribution=distribution, shuffled=shuffled)
+    if isinstance(manifest, str | Path):
+        uri = str(manifest).removesuffix(MANIFEST) or "."
+        opened, found = open_dataset(uri, options=storage_options or {}, kind=store)
+        opened.close()
+    else:
+        uri, found = manifest.uri, manifest.manifest
+    return open_pipe(place, found, policy, settings, uri)
 
 
 def mix(datasets: Mapping[str, Dataset], *, weights: Mapping[str, float], until: str) -> Mix:

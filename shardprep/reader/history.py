@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -84,13 +85,28 @@ class StateHistory:
                 return None
             path = os.path.join(self.folder, entry.name)
             try:
-                with open(path, "rb") as file:
-                    data = file.read(SIZE_MAX_BYTES + 1)
+                data = self._read(path)
             except FileNotFoundError:
                 continue  # a save in another process removed it just now: look again
-            except OSError as error:
-                raise StoreError(f"{path}: it cannot be read ({error.strerror})", uri=path) from error
             return self._parsed(path, entry, data)
+
+    def whole(self, step: int | None = None) -> Iterator[tuple[int, str, dict[str, Any] | StoreError]]:
+        """Yield step, path and state of all states (at or before a step), the one that `load` would choose first.
+
+        A file that is cut or changed gives the error that says so in place of its state; one that is removed meanwhile is
+        passed over.
+        """
+        entries = [entry for entry in self._entries() if step is None or entry.step <= step]
+        for entry in sorted(entries, key=lambda entry: entry if step is None else entry[1::-1], reverse=True):
+            path = os.path.join(self.folder, entry.name)
+            try:
+                data = self._read(path)
+            except FileNotFoundError:
+                continue
+            try:
+                yield entry.step, path, self._parsed(path, entry, data)
+            except StoreError as error:
+                yield entry.step, path, error
 
     def steps(self) -> list[int]:
         """Return the steps of all states, in the order of saving."""
@@ -121,6 +137,15 @@ class StateHistory:
             return []
         except OSError as error:
             raise StoreError(f"{self.folder}: it cannot be listed ({error.strerror})", uri=self.folder) from error
+
+    def _read(self, path: str) -> bytes:
+        try:
+            with open(path, "rb") as file:
+                return file.read(SIZE_MAX_BYTES + 1)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{path}: it cannot be read ({error.strerror})", uri=path) from error
 
     def _stale(self) -> list[str]:
         """Return temporary files that a killed process left here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
@@ -16,13 +16,17 @@ from shardprep.reader.workers import WorkerPool
 from shardprep.torch.batch import Device, TorchBatch
 from shardprep.torch.world import resolve_world
 
+if TYPE_CHECKING:
+    from shardprep.reader.pipe import PipeLoader
+
 AHEAD_ON_GPU = 2  # batches copied ahead: one being copied, one ready
 
 
 class TorchLoader:
     """A loader, epoch by epoch, as `Loader` plays it; yields TorchBatch.
 
-    loader              of `Dataset.loader`; made without rank and world_size, it gets those of `resolve_world`
+    loader              of `Dataset.loader`, or of `shardprep.pipe` (then num_workers=0); made without rank and world_size,
+                        it gets those of `resolve_world`
     device              where batches go. To a GPU they are copied from pinned memory on a stream of their own
     num_workers         0: threads of this process make the batches. k: k worker processes read, this process pads. The
                         sequence is the same for every number
@@ -36,14 +40,14 @@ class TorchLoader:
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Loader | PipeLoader,
         *,
         device: Device | None = None,
         num_workers: int = 0,
         persistent_workers: bool = False,
         prefetch: int | None = None,
     ) -> None:
-        self.loader = loader
+        self.loader = cast("Loader", loader)  # a pipe's is like one, but for what worker processes need
         self.device = torch.device("cpu") if device is None else torch.device(device)
         on_gpu = self.device.type == "cuda"
         self.prefetch = (AHEAD_ON_GPU if on_gpu else 0) if prefetch is None else prefetch
@@ -51,6 +55,11 @@ class TorchLoader:
         if num_workers < 0 or self.prefetch < 0:
             raise ConfigError(
                 f"num_workers and prefetch must be at least 0, got num_workers={num_workers}, prefetch={prefetch}"
+            )
+        if num_workers and not isinstance(loader, Loader):
+            raise ConfigError(
+                f"num_workers={num_workers} is for data sets that any process can open; a pipe is read by this process alone: "
+                "give num_workers=0"
             )
         if persistent_workers and not num_workers:
             raise ConfigError("persistent_workers=True needs num_workers of at least 1")
