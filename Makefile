@@ -22,7 +22,7 @@ TEST_JOBS ?= 2
 PYTEST    := -m pytest -n $(TEST_JOBS) -m "not slow"
 
 .DEFAULT_GOAL := help
-.PHONY: help shards test test-slow check format lint types floors docs coverage sample-twice bench clean
+.PHONY: help shards train-demo test test-slow check format lint types floors docs coverage sample-twice bench image-context clean
 .DELETE_ON_ERROR:
 
 help:  ## list what can be made
@@ -36,6 +36,9 @@ shards: $(VENV)/.run  ## build the sample, or SOURCE=... OUTPUT=... TOKENIZER=..
 	@mkdir -p build
 	@$(BIN)/shardprep inspect "$(OUTPUT)" --html "$(REPORT)"
 
+train-demo: $(VENV)/.train  ## train on the sample, kill it, go on, and hold the bill against the plan: 2 minutes
+	@$(BIN)/python pipelines/train_demo.py $(ARGS)
+
 # ---- environments: stamps, so that pip runs only when pyproject.toml changed. The install is editable: sources are live.
 
 $(BIN)/python:
@@ -47,6 +50,12 @@ $(VENV)/.run: pyproject.toml constraints.txt shardprep/version.py | $(BIN)/pytho
 	@echo "installing shardprep into $(VENV) ..."
 	@$(PIP) install --upgrade "pip>=25.1"
 	@$(INSTALL)
+	@touch $@
+
+# What pipelines/train.py needs. On Linux PyPI's torch brings gigabytes of CUDA; INDEX=--extra-index-url=... takes another build.
+$(VENV)/.train: $(VENV)/.run
+	@echo "installing what the training needs ..."
+	@$(INSTALL) --group train $(INDEX)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
@@ -102,6 +111,19 @@ coverage: $(VENV)/.dev
 
 bench: $(VENV)/.dev  ## run the benchmarks: docs/benchmarks.md says what each shows
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# ---- the container of the SageMaker jobs: no image is built here, only the folder that `docker build` takes -----------
+
+# All of it is new each time: what a pipeline no longer has must not stay in the image.
+image-context: $(VENV)/.run  ## gather what pipelines/Dockerfile needs in build/image-context
+	rm -rf build/image-context
+	mkdir -p build/image-context/wheels build/image-context/pipelines
+	$(PIP) wheel --no-deps --wheel-dir build/image-context/wheels .
+	cp pipelines/Dockerfile constraints.txt build/image-context/
+	tar -cf - --exclude=Dockerfile --exclude=__pycache__ -C pipelines . | tar -xf - -C build/image-context/pipelines
+	cd build/image-context && for kind in processing:fast train:fast,torch; do \
+		echo "./$$(echo wheels/shardprep-*.whl)[$${kind#*:}]" > "$${kind%%:*}.txt"; done
+	@echo "ready: docker build --tag shardprep build/image-context"
 
 clean:  ## remove what was built: environments, caches, the sample's shards
 	rm -rf $(VENV) build site .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardprep.adapters.sagemaker.job_config import own_parser
+from shardprep.adapters.sagemaker.launching import launch_parser
 from shardprep.cli import parser
 from shardprep.core.content import Generation, Ledger, ShardInfo, SplitInfo
 from shardprep.core.histogram import histogram_of
@@ -34,7 +36,7 @@ def flags_of(command: argparse.ArgumentParser) -> set[str]:
     return {flag for action in command._actions for flag in action.option_strings if flag.startswith("--")}
 
 
-@pytest.mark.parametrize("name", ["build", "inspect", "verify", "read"])
+@pytest.mark.parametrize("name", ["build", "inspect", "verify", "read", "pilot", "compare"])
 def test_every_flag_is_in_the_command_line_page(name) -> None:
     listed = set(re.findall(r"`(--[a-z-]+)", page("cli.md")))
     assert flags_of(commands()[name]) - {"--help"} <= listed
@@ -42,9 +44,17 @@ def test_every_flag_is_in_the_command_line_page(name) -> None:
 
 def test_the_command_line_page_lists_no_flag_that_is_not_there() -> None:
     known = set().union(*map(flags_of, commands().values())) | {"--version"}
+    known |= flags_of(own_parser()) | flags_of(launch_parser())
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         ours = re.sub(r"^\$ torchrun .*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        ours = re.sub(r"^```bash\n.*?^```$", "", ours, flags=re.MULTILINE | re.DOTALL)  # other programs'
         assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", ours)) <= known, path.name
+
+
+@pytest.mark.parametrize("programs_parser", [own_parser, launch_parser])
+def test_every_flag_of_the_sagemaker_programs_is_in_their_page(programs_parser) -> None:
+    listed = set(re.findall(r"`(--[a-z-]+)", page("sagemaker.md")))
+    assert flags_of(programs_parser()) - {"--help"} <= listed
 
 
 def test_every_command_is_in_the_command_line_page() -> None:

@@ -87,27 +87,10 @@ class DaskEngine:
         self._cluster: Any = None
         self._client: Any = None
         self._lost = (self._distributed.CancelledError, self._distributed.comm.CommClosedError)
-        # One death makes a suspect; who is guilty is settled here, one task at a time (docs/decisions/0005).
-        config = {
-            "distributed.scheduler.allowed-failures": 0,
-            "distributed.worker.multiprocessing-method": METHOD,
-            "distributed.worker.memory.target": False,
-            "distributed.worker.memory.spill": False,
-            "distributed.worker.memory.pause": False,
-            "distributed.worker.memory.terminate": 0.95,
-            "distributed.nanny.pre-spawn-environ": dict(WORKER_ENVIRONMENT),
-            "distributed.nanny.environ": dict(WORKER_ENVIRONMENT),
-            "distributed.comm.timeouts.connect": "30s",
-            "distributed.worker.daemon": True,
-            "distributed.admin.tick.limit": "1h",
-            # So long after a death Dask looks once more, and gives a worker up for ever that is just starting again.
-            "distributed.deploy.lost-worker-timeout": "100d",
-            "temporary-directory": tempfile.gettempdir(),
-        }
         # Dask's own log lines are tracebacks: what a person needs to know is said by us, with the object's name.
         self._quiet = ExitStack()
         self._quiet.enter_context(distributed.utils.silence_logging_cmgr(SILENT))
-        self._quiet.enter_context(dask.config.set(config))  # as long as workers may be started again
+        self._quiet.enter_context(dask.config.set(cluster_config()))  # as long as workers may be started again
         try:
             if settings.scheduler == "local":
                 self._start_local(settings)
@@ -244,6 +227,27 @@ class DaskEngine:
                 self._client.close()
             if self._cluster is not None:
                 self._cluster.close(timeout=10)
+
+
+def cluster_config() -> dict[str, Any]:
+    """Return what Dask is set to, for scheduler, workers and client."""
+    return {
+        # One death makes a suspect; who is guilty is settled here, one task at a time (docs/decisions/0005).
+        "distributed.scheduler.allowed-failures": 0,
+        "distributed.worker.multiprocessing-method": METHOD,
+        "distributed.worker.memory.target": False,
+        "distributed.worker.memory.spill": False,
+        "distributed.worker.memory.pause": False,
+        "distributed.worker.memory.terminate": 0.95,
+        "distributed.nanny.pre-spawn-environ": dict(WORKER_ENVIRONMENT),
+        "distributed.nanny.environ": dict(WORKER_ENVIRONMENT),
+        "distributed.comm.timeouts.connect": "30s",
+        "distributed.worker.daemon": True,
+        "distributed.admin.tick.limit": "1h",
+        # So long after a death Dask looks once more, and gives a worker up for ever that is just starting again.
+        "distributed.deploy.lost-worker-timeout": "100d",
+        "temporary-directory": tempfile.gettempdir(),
+    }
 
 
 def _revive_offload(utils: Any) -> None:

@@ -155,6 +155,10 @@ def open_store(
 
         return LocalStore(path)
     scheme = uri.split("://", 1)[0]
+    if scheme == "mounted":
+        from shardprep.storage.mounted import MountedStore
+
+        return MountedStore(uri)
     # Each client costs some 100 ms to import: only the one that is needed.
     if scheme in S3_SCHEMES or (kind == "auto" and scheme in OBJECT_SCHEMES):
         from shardprep.storage.objects import ObjectStore
