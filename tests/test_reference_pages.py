@@ -36,7 +36,7 @@ def flags_of(command: argparse.ArgumentParser) -> set[str]:
     return {flag for action in command._actions for flag in action.option_strings if flag.startswith("--")}
 
 
-@pytest.mark.parametrize("name", ["build", "inspect", "verify", "read", "pilot", "compare"])
+@pytest.mark.parametrize("name", ["build", "inspect", "verify", "read", "pilot", "cost", "compare"])
 def test_every_flag_is_in_the_command_line_page(name) -> None:
     listed = set(re.findall(r"`(--[a-z-]+)", page("cli.md")))
     assert flags_of(commands()[name]) - {"--help"} <= listed
@@ -45,6 +45,8 @@ def test_every_flag_is_in_the_command_line_page(name) -> None:
 def test_the_command_line_page_lists_no_flag_that_is_not_there() -> None:
     known = set().union(*map(flags_of, commands().values())) | {"--version"}
     known |= flags_of(own_parser()) | flags_of(launch_parser())
+    for program in (ROOT / "pipelines").glob("train*.py"):
+        known |= set(re.findall(r'"(--[a-z][a-z-]+)"', program.read_text(encoding="utf-8")))
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         ours = re.sub(r"^\$ torchrun .*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
         ours = re.sub(r"^```bash\n.*?^```$", "", ours, flags=re.MULTILINE | re.DOTALL)  # other programs'

@@ -80,7 +80,7 @@ class Job:
 
     def __post_init__(self) -> None:
         names = [f"127.0.0.{number + 1}" for number in range(self.count)]
-        self.port = free_port()
+        self.ports = {"--port": free_port(), "--scheduler-port": 0}
         for name in names:
             folder = self.folder / f"host-{name}"
             (folder / "config").mkdir(parents=True, exist_ok=True)
@@ -92,13 +92,15 @@ class Job:
     def head(self) -> Host:
         return self.hosts[0]
 
-    def start(self, *numbers: int) -> None:
-        """Start these hosts, all where none is named."""
+    def start(self, *numbers: int, deadline_s: float = 0.0) -> None:
+        """Start these hosts, all where none is named; deadline_s: theirs, where it is not the job's."""
         for number in numbers or range(self.count):
             host = self.hosts[number]
             command = [
-                sys.executable, str(ENTRY), *self.arguments, "--ml-root", str(host.folder), "--port", str(self.port),
-                "--scheduler-port", "0", "--start-deadline", str(self.deadline_s), "--scratch", str(host.folder / "tmp"),
+                sys.executable, str(ENTRY), *self.arguments, "--ml-root", str(host.folder),
+                "--start-deadline", str(deadline_s or self.deadline_s),
+                "--scratch", str(host.folder / "tmp"),
+                *(word for flag, port in self.ports.items() for word in (flag, str(port))),
             ]  # fmt: skip
             with (host.folder / "stdout").open("wb") as out, (host.folder / "stderr").open("wb") as err:
                 host.process = subprocess.Popen(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from shardprep.adapters.sagemaker.credentials import wait_for_credentials
+from shardprep.adapters.sagemaker.guest import Guest
+from shardprep.adapters.sagemaker.hosts import Hosts
 from shardprep.adapters.sagemaker.job_config import (
     BuildCall,
     Own,
@@ -24,8 +28,9 @@ from shardprep.adapters.sagemaker.job_config import (
     needs_credentials,
 )
 from shardprep.adapters.sagemaker.meeting import Meeting, Wire
+from shardprep.adapters.sagemaker.mounts import LOOK_ENTRIES
 from shardprep.cli import parse_build
-from shardprep.errors import ConfigError
+from shardprep.errors import ConfigError, WorkerError
 from shardprep.prep.cluster import memory_share
 from shardprep.prep.settings import Settings
 from tests.servers import set_environment
@@ -185,6 +190,7 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     set_environment(monkeypatch, "http://127.0.0.1:1")
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.0)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{server.server_port}/")
@@ -230,12 +236,52 @@ def test_strangers_are_turned_away_and_noise_does_no_harm() -> None:
         stranger.send(host="algo-9")
         assert stranger.lines.get(timeout=5)["end"] == "refused"
         stranger.close()
-        for noise in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\xfe\n", b""):
+        for noise in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b""):
             with socket.create_connection(("127.0.0.1", place.port)) as connection:
                 connection.sendall(noise)
+            with socket.create_connection(("127.0.0.1", place.port), timeout=5) as connection:
+                connection.sendall(noise or b"\n")
+                told = b"".join(iter(lambda: connection.recv(4096), b""))  # it hangs up, whatever came
+                assert b"refused" in told
         assert place.missing == ["algo-2"]
     finally:
         place.close()
+
+
+def test_what_is_in_a_large_folder_is_heard() -> None:
+    place = meeting("algo-2")
+    try:
+        seen = [[f"{number:05d}-{'ü' * 100}", 1 << 40, time.time_ns()] for number in range(LOOK_ENTRIES)]
+        guest = wire_to(place)
+        guest.send(host="algo-2", looked={"/mnt/fsx/raw": {"entries": seen}})
+        assert place.wait(lambda: bool(place.present), 20)
+        assert place.present[0].said["looked"]["/mnt/fsx/raw"]["entries"] == seen
+        guest.close()
+    finally:
+        place.close()
+
+
+def test_a_host_leaves_a_port_that_is_not_the_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardprep.adapters.sagemaker.guest.WAIT_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def hang_up_on_all() -> None:
+            with suppress(OSError):
+                while True:
+                    other.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up_on_all)
+        thread.start()
+        try:
+            mine = own(tmp_path, "--port", str(other.getsockname()[1]))
+            guest = Guest(Hosts("127.0.0.2", ("127.0.0.1", "127.0.0.2")), mine, str(tmp_path), lambda _: None)
+            with pytest.raises(WorkerError, match="is not the head of this job: --port chooses another"):
+                guest.run()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):  # a host that ends heeds none
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            other.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
 
 
 def test_a_host_that_comes_back_is_the_same_host_and_hears_the_end() -> None:

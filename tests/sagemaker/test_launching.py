@@ -12,6 +12,7 @@ from typing import Any
 
 import botocore.session
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from botocore.validate import ParamValidator
 
 from shardprep.adapters.sagemaker.launching import launch
@@ -176,6 +177,14 @@ def test_every_input_needs_a_local_path_of_its_own(inner: str) -> None:
         ((), (BUILD[0], "shards", *BUILD[2:]), "the output shards is no place in the container"),
         (("--upload", "out=s3://b/o", "--instance-count", "2"), (BUILD[0], UPLOADED, *BUILD[2:]), "local to a host"),
         (("--network-isolation",), BUILD, "leaves no way to S3"),
+        (("--input", "a=s3://b/r", "--input", "a=s3://b/s"), BUILD, "--input a is given twice"),
+        (("--upload", "a=s3://b/r", "--upload", "a=s3://b/s"), BUILD, "--upload a is given twice"),
+        (("--env", "A=1", "--env", "A=2"), BUILD, "--env A is given twice"),
+        (("--tag", "A=1", "--tag", "A=2"), BUILD, "--tag A is given twice"),
+        (("--input", "config=s3://b/r", "--config", "s3://b/j.toml"), BUILD, "--config is mounted as the input config"),
+        (("--config", "s3://b/jobs/"), BUILD, "--config must name a job file, got the folder s3://b/jobs/"),
+        (("--input", "a/b=s3://b/r", "--input", "a//b=s3://b/s"), BUILD, "is that of a/b, or lies inside or around it"),
+        (("--input", ".=s3://b/r"), BUILD, "does not lie below /opt/ml/processing/"),
         (("--input", "raw=s3://b/r,dealt"), BUILD, "after the comma stands sharded"),
         (("--input", "s3://b/r"), BUILD, "is NAME=VALUE"),
         (("--config", "no-such.toml", "--config-to", "s3://b/c"), BUILD, "cannot read no-such.toml"),
@@ -186,6 +195,10 @@ def test_a_job_that_could_not_work_is_refused(
     flags: tuple[str, ...], build: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert words in refused(capsys, *flags, build=build)
+
+
+def test_an_input_and_an_output_may_have_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert valid(printed(capsys, "--input", "raw=s3://b/r", "--upload", "raw=s3://b/s"))
 
 
 def test_mounted_places_are_places(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +265,28 @@ def test_a_job_is_started_and_waited_for(
         told = client.describe_processing_job(ProcessingJobName="job-1")
         client.close()
         assert told["AppSpecification"]["ContainerArguments"][:4] == list(BUILD[:4])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "the job job-2 goes on without being waited for"),
+        (EndpointConnectionError(endpoint_url="x"), 1, "the job job-2 was started, but SageMaker does not say how it is"),
+    ],
+)  # fmt: skip
+def test_a_waiting_that_ends_early_is_not_a_job_that_was_refused(
+    error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Service:
+        def create_processing_job(self, **_: Any) -> None:
+            pass
+
+        def describe_processing_job(self, **_: Any) -> None:
+            raise error
+
+    monkeypatch.setattr("botocore.session.Session.create_client", lambda *_, **__: Service())
+    assert launch([*NEEDED, "--job-name", "job-2", "--wait", *BUILD], parse_build) == code
+    assert words in capsys.readouterr().err
 
 
 def test_a_job_that_aws_refuses_is_exit_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

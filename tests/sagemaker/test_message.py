@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardprep.adapters.sagemaker.message import cut, failure, scrubbed, stopped, success, write_message
+from shardprep.adapters.sagemaker.message import clear_message, cut, failure, scrubbed, stopped, success, write_message
 
 SUMMARY = {
     "found": 1_000, "written": 990, "set_aside": {"too_long": 3, "no_text": 7}, "rows": 990, "tokens": 123_456, "shards": 8,
@@ -58,6 +58,13 @@ def test_lines_become_one_and_lone_surrogates_do_no_harm(tmp_path: Path) -> None
     assert (tmp_path / "output" / "message").read_text() == "one two ?"
 
 
+def test_a_message_of_an_earlier_run_is_taken_away(tmp_path: Path) -> None:
+    clear_message(str(tmp_path))
+    assert write_message("found 1", str(tmp_path))
+    clear_message(str(tmp_path))
+    assert list((tmp_path / "output").iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
     (tmp_path / "output").write_text("a file in the way")
     assert not write_message("x", str(tmp_path))
@@ -71,6 +78,12 @@ def test_a_folder_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
             "https://b.s3.amazonaws.com/k?X-Amz-Signature=abc&x=1",
             "https://b.s3.amazonaws.com/k?X-Amz-Signature=...&x=1",
         ),
+        ("cannot list s3://AKIAX:abc/def+x@bucket/raw/ (denied)", "cannot list s3://...@bucket/raw/ (denied)"),
+        ("got https://user:p@ss@host/t.json", "got https://...@host/t.json"),
+        ("at http://127.0.0.1:9000/bucket/a@b", "at http://127.0.0.1:9000/bucket/a@b"),
+        ('{"secret_access_key": "abcd/efgh", "x": 1}', '{"secret_access_key": "...", "x": 1}'),
+        ("unrecognized arguments: --token=hunter2 x", "unrecognized arguments: --token=... x"),
+        ("end token: 'x', tokenizer=t.json", "end token: 'x', tokenizer=t.json"),
         ("https://a/k?sv=1&sig=abc%3D", "https://a/k?sv=1&sig=..."),
         ("key AKIAABCDEFGHIJKLMNOP is", "key ... is"),
         ("aws_secret_access_key=abcd/efgh", "aws_secret_access_key=..."),
@@ -84,6 +97,7 @@ def test_no_secret_is_told(text: str, expected: str) -> None:
 def test_values_of_secret_variables_are_not_told() -> None:
     environment = {
         "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG", "HF_TOKEN": "hf_abcdefgh", "TOKENIZERS_PARALLELISM": "false-false",
+        "TOKENIZER": "false-false",
         "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token", "MY_PASSWORD": "short",
     }  # fmt: skip
     text = "wJalrXUtnFEMI/K7MDENG hf_abcdefgh false-false /var/run/token short"

@@ -19,17 +19,28 @@ from typing import IO, Any
 
 from shardprep.adapters.sagemaker.message import scrubbed
 
-END_S = 15.0
+END_S = 5.0
 STOP_S = 20.0  # a build that is told to stop ends within a second or two
 LINES_KEPT = 40
-# PR_SET_PDEATHSIG is 1 (prctl(2)): a build whose supervisor was killed must not go on alone.
-BUILD = (
-    "import ctypes, os, runpy, signal, sys\n"
-    "parent = int(sys.argv.pop(1))\n"
-    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
-    "if os.getppid() != parent: sys.exit(143)\n"  # killed before the kernel was told
-    "runpy.run_module('shardprep', run_name='__main__', alter_sys=True)"
-)
+# PR_SET_PDEATHSIG is 1 (prctl(2)): a build whose supervisor was killed must not go on alone. One that then waits for a
+# scheduler that is gone as well would hear it half a minute later: it is ended with all that it started.
+BUILD = """
+import ctypes, os, runpy, signal, sys, threading, time
+
+def end_without(parent):
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(3.0)
+    os.killpg(0, signal.SIGKILL)
+
+parent = int(sys.argv.pop(1))
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != parent:  # killed before the kernel was told
+    sys.exit(143)
+threading.Thread(target=end_without, args=(parent,), name="shardprep-parent", daemon=True).start()
+runpy.run_module("shardprep", run_name="__main__", alter_sys=True)
+"""
 Line = dict[str, Any]
 
 

@@ -180,7 +180,7 @@ class Guest:
         if self._wire is not None:
             self._wire.close()
         if self._workers is not None:
-            self._workers.close(patience_s=5.0)
+            self._workers.close()
         if self._part is not None:
             self._part.close()
         sys.stderr.flush()
