@@ -26,12 +26,14 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 from train_arguments import parse
@@ -56,10 +58,10 @@ from train_state import (
 )
 
 import shardprep
-from shardprep.adapters.sagemaker import GracefulStop, training_environment
+from shardprep.adapters.sagemaker import GracefulStop, TrainingEnvironment, training_environment
 from shardprep.adapters.sagemaker.stopping import SaveEvery, any_rank
 from shardprep.budget import BudgetGuard
-from shardprep.errors import ConfigError, ShardprepError
+from shardprep.errors import ConfigError, ShardprepError, StoreError
 from shardprep.reader.whole_file import write_whole
 from shardprep.stopping import EarlyStopping
 from shardprep.torch import TorchBatch, TorchLoader
@@ -88,7 +90,7 @@ class Training:
             train, device=self.device, num_workers=chosen.workers, persistent_workers=chosen.workers > 0
         )
         self.held_out = None
-        if chosen.validation in data.splits:
+        if data.splits.get(chosen.validation):  # a split may be there and have no rows
             self.held_out = TorchLoader(data.loader(chosen.validation, shuffle=False, **sizes), device=self.device)
         self.stopper = EarlyStopping(
             chosen.metric, MODES[chosen.metric], chosen.patience or sys.maxsize, chosen.min_delta,
@@ -146,15 +148,13 @@ class Training:
 
     def _resume(self) -> None:
         """Take up the newest checkpoint: rank 0 reads it and sends it to all, so that all begin from one, whatever they see."""
-        found: list[Any] = [None]
+        found: Any = None
         if self.rank == 0:
             try:
-                found = [self.checkpoints.newest()]
+                found = self.checkpoints.newest()
             except ShardprepError as error:
-                found = [error]
-        if self.world > 1:
-            dist.broadcast_object_list(found, src=0)
-        state = found[0]
+                found = error
+        state = _of_rank_0(found)
         if isinstance(state, ShardprepError):
             raise state
         if state is not None:
@@ -201,7 +201,7 @@ class Training:
                     failed = error
             # All wait here: a rank that left would take the job down while rank 0 writes.
             if any_rank(failed is not None)[0]:
-                raise failed or ShardprepError("rank 0 could not write its checkpoint, and says why")
+                raise _of_rank_0(failed) or StoreError("the checkpoint could not be written")
         self.saved_at = self.step
         self.save_clock.restart()
         self.log("saved")
@@ -259,6 +259,8 @@ class Training:
                     if self.step % self.chosen.log_every == 0 or self._evaluation_due() or self.step == self.total:
                         self._report(total, norm, batch.step_tokens, bar)
                     self.not_finite |= ~total.isfinite()
+                    if not self.scaler.is_enabled():  # with it, such a step was left out
+                        self.not_finite |= ~norm.isfinite()  # the weights are spoilt, and the next loss would tell
                     total = torch.zeros_like(total)
                     ending = self._after_step()
                     if ending:
@@ -318,7 +320,8 @@ class Training:
             self.model, self.held_out, chosen.task, chosen.label, cast=self.cast, must_stop=self._asked_to_stop
         )
         if result is None:
-            return "interrupted" if any_rank(self.stop.requested)[0] else "budget", False
+            asked, spent = any_rank(self.stop.requested, self.guard.must_stop(self.step))
+            return "interrupted" if asked else "budget" if spent else "max runtime", False
         value = getattr(result, self.chosen.metric)
         decision = self.stopper.update(value, self.step)
         self.evaluated_at = self.step
@@ -367,9 +370,15 @@ class Training:
             output = Path(self.chosen.output or self.folder / "model")
             if best not in (None, self.step):
                 load_trained_state(self.model, self.checkpoints.load(best)["model"])
-            save_model(self.model, output, merge=self.chosen.merge_lora or self.chosen.model.endswith(".json"))
-            if best is not None:
-                shutil.copyfile(self.rows_path(best), output / "rows.jsonl")
+            try:
+                save_model(self.model, output, merge=self.chosen.merge_lora or self.chosen.model.endswith(".json"))
+                if best is not None:
+                    shutil.copyfile(self.rows_path(best), output / "rows.jsonl")
+            except (OSError, SafetensorError) as error:
+                raise StoreError(
+                    f"{output}: the model could not be written ({error}). Training is done, its checkpoint saved: make room, or "
+                    "name another --output, and start again"
+                ) from error
         self.guard.close()
         about = {
             "ending": ending,
@@ -383,7 +392,8 @@ class Training:
         if self.rank == 0:
             write_whole(str(self.folder / "status.json"), (json.dumps(about | spent) + "\n").encode(), durable=True)
         left = "" if ending == "finished" else f" at step {self.step:,} of {self.total:,}"
-        why = f" ({self.guard.reason or self.runtime.reason})" if ending in ("budget", "max runtime") else ""
+        late = f"{self.runtime.spent_hours * 3600:.0f} of --max-runtime {self.chosen.max_runtime or 0:g} s are over"
+        why = {"budget": f" ({self.guard.reason})", "max runtime": f" ({late})"}.get(ending, "")
         kept = "" if best is None else f"; best {self.chosen.metric} {self.stopper.best_value:.4f} at step {best:,}"
         again = ". A checkpoint is saved: start again to go on" if ending == "interrupted" else ""
         self.say(f"{ending}{left}{why}{kept}; {self.spent()}{again}")
@@ -453,17 +463,26 @@ def _precision(name: str, device: torch.device) -> torch.dtype:
     return PRECISIONS[name]
 
 
+def _of_rank_0(thing: Any) -> Any:
+    """Return what rank 0 gives here; all ranks call it together."""
+    if not dist.is_initialized():
+        return thing
+    things = [thing]
+    dist.broadcast_object_list(things, src=0)
+    return things[0]
+
+
 def _name(precision: torch.dtype) -> str:
     return next(name for name, one in PRECISIONS.items() if one is precision)
 
 
 def main(words: list[str] | None = None) -> int:
     """Train; return the exit code."""
-    job, rank = None, int(os.environ.get("RANK", "0"))
-    try:
-        job = training_environment()
-        chosen = parse(sys.argv[1:] if words is None else words, str(__doc__), job)
-        with ExitStack() as stack:
+    job = None
+    with ExitStack() as stack:
+        try:
+            job = training_environment()
+            chosen = parse(sys.argv[1:] if words is None else words, str(__doc__), job)
             stop = stack.enter_context(GracefulStop())  # first: a signal while the model loads counts, too
             if "WORLD_SIZE" in os.environ:
                 if torch.cuda.is_available():
@@ -482,17 +501,27 @@ def main(words: list[str] | None = None) -> int:
             ending = training.run()
             training.finish(ending)
             return 0 if ending != "interrupted" else 128 + (stop.signal or signal.SIGTERM)
-    except ShardprepError as error:
-        print(f"train.py: rank {rank}: {error}", file=sys.stderr, flush=True)
-        if job is not None:
-            with suppress(OSError):  # becomes the job's FailureReason
-                Path(job.failure_file).write_text(str(error)[:1024], encoding="utf-8")
-        return error.exit_code
+        except Exception as error:  # noqa: BLE001  said here: once this rank has left the others, torchrun ends it
+            return _failed(error, job)
+
+
+def _failed(error: Exception, job: TrainingEnvironment | None) -> int:
+    """Say what went wrong, to the platform too; return the exit code."""
+    if isinstance(error, ShardprepError | OSError):
+        print(f"train.py: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+    if job is not None:
+        with suppress(OSError):  # becomes the job's FailureReason
+            Path(job.failure_file).write_text(str(error)[:1024], encoding="utf-8")
+    return error.exit_code if isinstance(error, ShardprepError) else 1
 
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # All is saved and closed. Threads of torch.distributed can outlive Python's end, and then abort a process that was done.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # whoever read it is gone
+            stream.flush()
+    # All is saved and closed. Gloo's threads outlive destroy_process_group, and can abort a process whose Python ends
+    # (pytorch/pytorch issue 190489).
     os._exit(code)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from shardprep.core.manifest import Manifest
-from shardprep.errors import ConfigError
+from shardprep.errors import ConfigError, ShardprepError
 from shardprep.report.compare_rows import RowResults
 from shardprep.torch import MaskedColumn, TorchBatch
 
@@ -32,7 +32,7 @@ class RowSums(NamedTuple):
 
     loss     sum over the row's targets
     targets  how many it has: one for its label, or all tokens but the first
-    correct  how many of them the model puts first; None in training, where nobody asks
+    correct  how many of them the model puts first, NaN for a label that the model has not; None in training: nobody asks
     """
 
     loss: torch.Tensor
@@ -55,7 +55,7 @@ def row_sums(model: nn.Module, batch: TorchBatch, task: Task, label: str, *, cor
     loss = cross_entropy(logits, torch.where(known, wanted, 0), reduction="none")
     # A label outside makes the loss NaN, and training stops with a message; on a GPU cross_entropy would end the process.
     loss = torch.where(known | (batch.weight == 0), loss, torch.nan)
-    right = (logits.argmax(-1) == wanted).float() * batch.weight if correct else None
+    right = torch.where(known, (logits.argmax(-1) == wanted).float(), torch.nan) * batch.weight if correct else None
     return RowSums(torch.where(batch.weight > 0, loss, 0.0), batch.weight, right)
 
 
@@ -78,6 +78,7 @@ def evaluate(
     """Evaluate a split, every row once over all ranks. None if it was told to stop meanwhile.
 
     All ranks play equally many micro-batches, so they ask together. Filler rows have no targets, and count nothing.
+    Raises ShardprepError, on all ranks alike, if no row has a target, or one has a label that the model has not.
     """
     model.eval()
     rows: list[tuple[str, int, float, float, float]] = []
@@ -99,8 +100,17 @@ def evaluate(
         rows = [row for part in parts for row in part]
     # One order and exact sums: the means do not hang on the number of ranks.
     rows = sorted(row for row in rows if row[3] > 0)
+    if not rows:
+        raise ConfigError(
+            "the split to evaluate has nothing to predict: all of its rows are of one token; name another split"
+        )
+    if outside := [row[0] for row in rows if math.isnan(row[4])]:
+        raise ShardprepError(
+            f"row {outside[0]!r} of the split to evaluate has a {label} that is not in 0 ... --labels - 1; {len(outside):,} rows "
+            "of it have such a one"
+        )
     loss, targets, correct = (math.fsum(row[place] for row in rows) for place in (2, 3, 4))
-    return Evaluation(loss / max(targets, 1), correct / max(targets, 1), int(targets), rows)
+    return Evaluation(loss / targets, correct / targets, int(targets), rows)
 
 
 def write_rows(path: Path, rows: list[tuple[str, int, float, float, float]], task: Task) -> None:
@@ -158,7 +168,7 @@ def make_model(
     from_file = place.endswith(".json")
     if not os.path.exists(place) and (from_file or place.startswith((".", "/")) or place.count("/") > 1):
         raise ConfigError(f"--model {place}: there is no such file or folder")
-    config = AutoConfig.from_pretrained(place)
+    config = _told(place, lambda: AutoConfig.from_pretrained(place))
     vocabulary = int(manifest.tokenizer["vocab_size"])
     if from_file and "vocab_size" not in _json(place):
         config.vocab_size = vocabulary
@@ -169,8 +179,21 @@ def make_model(
     kind: Any = AutoModelForCausalLM if task == "causal-lm" else AutoModelForSequenceClassification
     torch.manual_seed(seed)  # also for a classifier's head that a folder does not hold
     if from_file:
-        return kind.from_config(config, dtype=precision)
-    return kind.from_pretrained(place, config=config, dtype=precision)
+        return _told(place, lambda: kind.from_config(config, dtype=precision))
+    return _told(place, lambda: kind.from_pretrained(place, config=config, dtype=precision))
+
+
+def _told(place: str, load: Callable[[], Any]) -> Any:
+    """Return what was loaded. transformers has no error of its own: it says OSError or ValueError, and that in many lines."""
+    try:
+        return load()
+    except (OSError, ValueError) as error:
+        what = (
+            "a folder or name of a model of transformers with its weights, or a configuration with a model_type (.json)"
+        )
+        raise ConfigError(
+            f"--model {place} cannot be loaded, it must be {what}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def with_lora(model: nn.Module, task: Task, *, rank: int, alpha: float, dropout: float, targets: str) -> nn.Module:
@@ -186,7 +209,10 @@ def with_lora(model: nn.Module, task: Task, *, rank: int, alpha: float, dropout:
         warnings.filterwarnings(
             "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
         )  # peft 0.21 asks so
-        return get_peft_model(model, config)
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(f"--lora-targets {targets}: {error}") from error
 
 
 def save_model(model: nn.Module, folder: Path, *, merge: bool) -> None:

@@ -62,8 +62,9 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:  # torch's writer turns some of the first into the second
             with suppress(OSError):
                 temporary.unlink()
+            why = error.__context__ if isinstance(error.__context__, OSError) else error
             raise Full(
-                f"{path}: the checkpoint could not be written ({error}); older ones are whole", uri=str(path)
+                f"{path}: the checkpoint could not be written ({why}); older ones are whole", uri=str(path)
             ) from error
         steps = self.steps()
         for old in set(steps) - set(steps[-self.keep :]) - {best}:
@@ -96,7 +97,7 @@ class Checkpoints:
             if damaged is None:
                 state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
                 return state
-        except (OSError, RuntimeError, zipfile.BadZipFile) as error:
+        except Exception as error:  # where a file is damaged, readers stumble over anything
             raise StoreError(f"{path} is cut or damaged ({error})", uri=str(path)) from error
         raise StoreError(f"{path} is damaged (the check sum of {damaged} differs)", uri=str(path))
 

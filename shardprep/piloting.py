@@ -15,7 +15,7 @@ from shardprep.report.pilot_flops import Model
 from shardprep.report.pilot_gpu import GpuSampler, sampler_of_this_node
 from shardprep.report.pilot_question import Question
 from shardprep.report.pilot_rates import LEAST_STEPS
-from shardprep.report.pilot_run import document_of
+from shardprep.report.pilot_run import check_writable, document_of
 from shardprep.report.pilot_steps import RankSteps, common_steps
 from shardprep.report.pilot_text import pilot_text
 
@@ -43,10 +43,14 @@ def pilot(
     steps      to play; `watch` ends after them
     out, html  files for the result and its page, written at the end of the block
 
-    Raises ConfigError if a value is out of range.
+    Raises ConfigError if a value is out of range, or a file cannot be written.
     """
-    if steps < LEAST_STEPS:
-        raise ConfigError(f"steps must be at least {LEAST_STEPS}, to say how fast they are; got {steps}")
+    if steps <= LEAST_STEPS:  # the first one is never counted
+        raise ConfigError(f"steps must be at least {LEAST_STEPS + 1}, to say how fast they are; got {steps}")
+    if params is None and not (trainable is None and layers is None and width is None):
+        raise ConfigError("trainable, layers and width need params")
+    for path in filter(None, (out, html)):
+        check_writable(str(path))
     model = None if params is None else Model(params, trainable, frozen_lower, layers, width, checkpointing)
     question = Question(
         confidence=confidence,

@@ -17,6 +17,7 @@ What happens, by `kind`:
     truncate   half the body, then close stall / delay  wait `delay` seconds, then go on
     expired    403 ExpiredToken          redirect   301 PermanentRedirect with x-amz-bucket-region: `region`,
     require    403 unless the header `header` is there (value `value`)   unless the signature is for that region
+    hold       wait until other rules are set
     lost_answer  the request is passed on, its answer is thrown away and the connection reset
 """
 
@@ -201,6 +202,8 @@ class _Connection:
             return await self.refuse(method, path, head, rule)
         if rule and kind in ("delay", "stall"):
             await asyncio.sleep(rule.get("delay", 1))
+        while kind == "hold" and any(rule is one for one in self.faults.rules):  # noqa: ASYNC110  set from another loop's thread
+            await asyncio.sleep(0.02)
         if self.up_writer is None or self.up_reader is None or self.up_reader.at_eof():
             self.up_reader, self.up_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
         self.up_writer.write(head)

@@ -67,7 +67,11 @@ def test_a_block_without_steps_or_with_too_few_is_an_error(dataset):
 
 
 def test_values_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match="at least 20"):
-        shardprep.pilot(steps=5)
+    with pytest.raises(ConfigError, match="at least 21"):
+        shardprep.pilot(steps=20)
+    with pytest.raises(ConfigError, match="trainable, layers and width need params"):
+        shardprep.pilot(trainable=1e6)
+    with pytest.raises(ConfigError, match=r"cannot write /no/such/folder/pilot\.json"):
+        shardprep.pilot(out="/no/such/folder/pilot.json")
     with pytest.raises(ConfigError, match="confidence"):
         shardprep.pilot(confidence=2)

@@ -6,6 +6,7 @@ its memory and the driver's do not grow with the number of tasks, and small resu
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -90,6 +91,7 @@ class DaskEngine:
         # Dask's own log lines are tracebacks: what a person needs to know is said by us, with the object's name.
         self._quiet = ExitStack()
         self._quiet.enter_context(distributed.utils.silence_logging_cmgr(SILENT))
+        logging.getLogger("asyncio").addFilter(_is_news)
         self._quiet.enter_context(dask.config.set(cluster_config()))  # as long as workers may be started again
         try:
             if settings.scheduler == "local":
@@ -248,6 +250,12 @@ def cluster_config() -> dict[str, Any]:
         "distributed.deploy.lost-worker-timeout": "100d",
         "temporary-directory": tempfile.gettempdir(),
     }
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tell a fault from what Dask's client leaves behind when a wait in it is interrupted; said after its end, if at all."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ != "AllExit"
 
 
 def _revive_offload(utils: Any) -> None:

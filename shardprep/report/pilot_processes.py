@@ -17,6 +17,7 @@ from shardprep.errors import ConfigError
 
 POLL_S = 0.1
 LAST_LINES = 20
+LONGEST_LINE = 4_096  # characters of its last lines
 PUMP_S = 2.0  # a daemon that the command left behind may hold its output open
 
 
@@ -38,6 +39,7 @@ class Command:
             )
         except OSError as error:
             raise ConfigError(f"cannot start {command[0]}: {error.strerror}") from error
+        self._mark = f"SHARDPREP_METRICS_DIR={env['SHARDPREP_METRICS_DIR']}" if "SHARDPREP_METRICS_DIR" in env else ""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._ending = False
         self._pump = threading.Thread(target=self._copy, args=(say,), name="shardprep-pilot-output", daemon=True)
@@ -54,15 +56,15 @@ class Command:
         What it has to say about that is not shown: torchrun prints a long traceback.
         """
         self._ending = self._process.poll() is None
-        started = _descendants(self._process.pid)
+        started = _descendants(self._process.pid, self._mark)
         try:
-            if self._process.poll() is None:
+            if self._process.poll() is None or started:
                 self._send(signal.SIGTERM, started)
                 deadline = time.monotonic() + grace_s
                 while time.monotonic() < deadline and (self._process.poll() is None or any(map(_lives, started))):
                     time.sleep(POLL_S)
         finally:
-            self._send(signal.SIGKILL, started)
+            self._send(signal.SIGKILL, [*started, *_descendants(self._process.pid, self._mark)])
             self._process.wait()
 
     def finish_output(self) -> None:
@@ -88,9 +90,11 @@ class Command:
         while data := os.read(self._process.stdout.fileno(), 1 << 16):
             text = decode(data)
             if not self._ending:
-                say(text)
+                with contextlib.suppress(OSError):  # whoever read it is gone; the command must not wait for a reader
+                    say(text)
             *whole, line = (line + text).replace("\r", "\n").split("\n")
-            self.last_lines.extend(filter(str.strip, whole))
+            self.last_lines.extend(one[-LONGEST_LINE:] for one in whole if one.strip())
+            line = line[-LONGEST_LINE:]
         if line.strip():
             self.last_lines.append(line)
 
@@ -101,17 +105,29 @@ def say_to_stderr(text: str) -> None:
     sys.stderr.flush()
 
 
-def _descendants(pid: int) -> list[tuple[int, str]]:
-    """Return what a process started, and what that started: pairs of process id and when it began."""
+def _descendants(pid: int, mark: str) -> list[tuple[int, str]]:
+    """Return what a process started, and what that started: pairs of process id and when it began.
+
+    mark  NAME=VALUE of their environment, by which, on Linux, those are found too whose parent has ended; "": none
+    """
     table = _processes()
-    found: list[tuple[int, str]] = []
-    parents = {pid}
+    marked = {one for one in table if one != pid and _has(one, mark)} if mark else set()
+    found = [(one, table[one][1]) for one in sorted(marked)]
+    parents = {pid, *marked}
     while True:
         more = {child for child, (parent, _) in table.items() if parent in parents and child not in parents}
         if not more:
             return found
         found += [(child, table[child][1]) for child in sorted(more)]
         parents |= more
+
+
+def _has(pid: int, mark: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark.encode() in file.read().split(b"\0")
+    except OSError:  # another user's, or macOS
+        return False
 
 
 def _lives(process: tuple[int, str]) -> bool:

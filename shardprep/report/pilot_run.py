@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.errors import ConfigError, PilotError
+from shardprep.reader.metric_files import FILE_EVERY_S
 from shardprep.report.pilot import pilot_document
 from shardprep.report.pilot_flops import Model
 from shardprep.report.pilot_gpu import GpuSampler, sampler_of_this_node
@@ -21,6 +22,8 @@ from shardprep.report.pilot_processes import POLL_S, Command, say_to_stderr
 from shardprep.report.pilot_question import Question
 from shardprep.report.pilot_rates import LEAST_STEPS
 from shardprep.report.pilot_steps import MetricsFolder, Steps, common_steps
+
+LATE_S = 2 * FILE_EVERY_S
 
 
 def pilot_of(chosen: argparse.Namespace, options: Mapping[str, str]) -> dict[str, Any]:
@@ -32,13 +35,13 @@ def pilot_of(chosen: argparse.Namespace, options: Mapping[str, str]) -> dict[str
     command = chosen.run[1:] if chosen.run[:1] == ["--"] else chosen.run
     if not command:
         raise ConfigError("no command: shardprep pilot [flags] -- torchrun ... train.py ...")
-    if chosen.steps < LEAST_STEPS:
-        raise ConfigError(f"--steps must be at least {LEAST_STEPS}, to say how fast they are; got {chosen.steps}")
+    if chosen.steps <= LEAST_STEPS:  # the first one is never counted
+        raise ConfigError(f"--steps must be at least {LEAST_STEPS + 1}, to say how fast they are; got {chosen.steps}")
     if chosen.grace < 0 or (chosen.max_seconds is not None and chosen.max_seconds <= 0):
         raise ConfigError(f"--grace and --max-seconds must be above 0, got {chosen.grace:g} and {chosen.max_seconds}")
     question = _question(chosen, options)
     for path in filter(None, (chosen.out, chosen.html)):
-        _check_writable(path)
+        check_writable(path)
     with tempfile.TemporaryDirectory(prefix="shardprep-pilot-") as folder, sampler_of_this_node() as sampler:
         started = time.time()
         steps = play(
@@ -84,14 +87,18 @@ def play(
         while True:
             code = running.exit_code
             metrics.update()  # after the look at the exit code: what was written before the end is read
-            ranks = metrics.ranks(split)
+            ranks = [] if code is None and metrics.awaits(split, steps) else metrics.ranks(split)
             enough = bool(ranks) and min(map(len, ranks)) >= steps
+            if enough and len(ranks) < ranks[0].world_size:  # the others are on other nodes, or write a moment later
+                deadline = min(deadline, time.monotonic() + LATE_S)
+                enough = False
             if code is not None or enough or time.monotonic() >= deadline:
                 break
             time.sleep(POLL_S)
     finally:
         running.end(grace_s)
         running.finish_output()
+    enough = bool(ranks) and min(map(len, ranks)) >= steps
     if code and not enough:
         raise PilotError(_failed(code, min(map(len, ranks), default=0), running.last_lines), exit_code=code)
     if not ranks:
@@ -157,7 +164,7 @@ def read_pilot(path: str, *, world_size: int | None = None) -> dict[str, Any]:
     return told
 
 
-def _check_writable(path: str) -> None:
+def check_writable(path: str) -> None:
     """Refuse a path now rather than after the pilot."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):

@@ -58,15 +58,22 @@ class MetricsFolder:
     def update(self) -> None:
         """Read the whole lines that were added since the last time."""
         for name in sorted(os.listdir(self._folder)):
-            if name.endswith(".jsonl"):
-                path = os.path.join(self._folder, name)
+            path = os.path.join(self._folder, name)
+            if name.endswith(".jsonl") and os.path.isfile(path):
                 with open(path, "rb") as file:
                     file.seek(self._read.get(path, 0))
                     data = file.read()
                 whole = data[: data.rfind(b"\n") + 1]  # a process that was killed may leave half a line
                 self._read[path] = self._read.get(path, 0) + len(whole)
                 for line in whole.splitlines():
-                    self._add(json.loads(line))
+                    self._add(_told(line))
+
+    def awaits(self, split: str | None, steps: int) -> bool:
+        """Tell whether a split that is named may still come: until another one has been read for so many steps."""
+        return (
+            split not in (None, *(name for name, _ in self._ranks))
+            and max(map(len, self._ranks.values()), default=0) < steps
+        )
 
     def ranks(self, split: str | None = None) -> list[RankSteps]:
         """Return the ranks of a split, by number: the one that is named, else train, else the one with most steps."""
@@ -79,10 +86,20 @@ class MetricsFolder:
         return [steps for (name, _), steps in sorted(self._ranks.items()) if name == split]
 
     def _add(self, line: Mapping[str, Any]) -> None:
+        if not line.keys() >= {"split", "rank", "world_size", "pid"}:
+            return  # the command's own file: nobody forbids it to write there
         key = (line["split"], line["rank"])
         if key not in self._ranks:
             self._ranks[key] = RankSteps(line["split"], line["rank"], line["world_size"])
         self._ranks[key].add(line)
+
+
+def _told(line: bytes) -> Mapping[str, Any]:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 two_ranks.py DATASET CACHE SECONDS_A_BATCH
 """
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,16 +16,25 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import shardprep
 
 
+def say(root: str, *values: object) -> None:
+    """Write a line to the pipe that both ranks share: one at a time, whole."""
+    line = (json.dumps(values) + "\n").encode()
+    with open(Path(root) / "manifest.json", "rb") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        while line:
+            line = line[os.write(1, line) :]
+
+
 def rank(root: str, cache: str, pause: str, number: str) -> None:
     """Play one epoch: say so at the first batch and at the end."""
     loader = shardprep.open(root, cache_dir=cache).loader(batch_size=8, rank=int(number), world_size=2, num_threads=2)
     ids: list[str] = []
     for batch in loader:
         if not ids:
-            print(json.dumps(["first", number]), flush=True)
+            say(root, "first", number)
         ids += [name for name, weight in zip(batch.ids, batch.weight, strict=True) if weight]
         time.sleep(float(pause))
-    print(json.dumps(["done", number, ids]), flush=True)
+    say(root, "done", number, ids)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -64,6 +65,9 @@ def family():
     with open(f"{sys.argv[4]}/child", "w") as out:
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
         out.write(str(subprocess.Popen(command, start_new_session=True).pid))
+    # A grandchild whose parent has ended: it is nobody's child any more.
+    leave = ["sh", "-c", 'sleep 600 > /dev/null 2>&1 & echo $! > "$0"', f"{sys.argv[4]}/orphan"]
+    subprocess.run(leave, start_new_session=True, check=True)
     with open(f"{sys.argv[4]}/parent", "w") as out:
         out.write(str(os.getpid()))
     steady()
@@ -73,6 +77,36 @@ def deaf():
     """A family that does not heed SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     family()
+
+
+def leaver():
+    """Play an epoch and end, with something left running, and files of its own among the metrics."""
+    folder = os.environ["SHARDPREP_METRICS_DIR"]
+    os.mkdir(f"{folder}/folder.jsonl")
+    with open(f"{folder}/own.jsonl", "w") as out:
+        out.write('{"loss": 1}\nnot JSON\n[1]\n')
+    leave = ["sh", "-c", 'sleep 600 > /dev/null 2>&1 & echo $! > "$0"', f"{sys.argv[4]}/orphan"]
+    subprocess.run(leave, start_new_session=True, check=True)
+    print("x" * 8_000_000, end="")  # as a progress bar that knows no end of line
+    for _batch in loader_of():
+        time.sleep(0.001)
+
+
+def late_rank():
+    """Two ranks that write their steps one after the other, and another split before them."""
+    folder, os.environ["SHARDPREP_METRICS_DIR"] = os.environ["SHARDPREP_METRICS_DIR"], sys.argv[4]
+    for _ in loader_of():
+        time.sleep(0.001)
+    with open(f"{sys.argv[4]}/train-rank-00000.jsonl") as file:
+        lines = [json.loads(line) for line in file]
+    whole = {name: [x for line in lines for x in line["steps"].get(name, [])] for name in lines[-1]["steps"]}
+    few = {name: values[:10] for name, values in whole.items()}
+    for split, rank, steps in (("first", 0, few), ("two", 0, whole), ("two", 1, whole)):
+        told = lines[0] | {"split": split, "rank": rank, "world_size": 2, "steps": steps}
+        with open(f"{folder}/{split}-rank-{rank:05d}.jsonl", "w") as out:
+            out.write(json.dumps(told) + "\n")
+        time.sleep(0.3)
+    time.sleep(600)
 
 
 def two_ranks():
@@ -104,4 +138,6 @@ if __name__ == "__main__":
         "family": family,
         "deaf": deaf,
         "two_ranks": two_ranks,
+        "leaver": leaver,
+        "late_rank": late_rank,
     }[sys.argv[1]]()

@@ -174,7 +174,7 @@ def test_too_little_to_say_anything_is_exit_1(pilot, what, flags, word):
     ("flags", "word"),
     [
         ([], "no command"),
-        (["--steps", "3", "--", "true"], "at least 20"),
+        (["--steps", "20", "--", "true"], "at least 21"),
         (["--", "no-such-program-here"], "cannot start no-such-program-here"),
         (["--confidence", "95", "--", "true"], "--confidence"),
         (["--gpu", "abacus", "--params", "1B", "--", "true"], "--peak-flops"),
@@ -211,8 +211,7 @@ def gone(pid):
         return True
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("what", ["family", "deaf"])
+@pytest.mark.parametrize(("number", "code", "what"), [(signal.SIGTERM, 143, "deaf"), (signal.SIGINT, 130, "family")])
 def test_a_pilot_that_is_ended_leaves_no_process(shards, tmp_path, number, code, what):
     command = [
         sys.executable,
@@ -231,7 +230,8 @@ def test_a_pilot_that_is_ended_leaves_no_process(shards, tmp_path, number, code,
     )
     pids = []
     try:
-        files = [tmp_path / "child", tmp_path / "parent"]
+        files = [tmp_path / "child", tmp_path / "orphan", tmp_path / "parent"]
+        files = files if sys.platform == "linux" else [files[0], files[2]]
         deadline = time.monotonic() + DEADLINE_S
         while not all(file.exists() and file.read_text() for file in files) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -248,8 +248,35 @@ def test_a_pilot_that_is_ended_leaves_no_process(shards, tmp_path, number, code,
                 psutil.Process(pid).kill()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there only a process is known by its environment")
+def test_what_a_command_leaves_running_is_ended_and_its_own_files_and_endless_lines_are_no_matter(pilot, tmp_path):
+    code, _, err = pilot("leaver", "--json", arguments=[tmp_path])
+    assert code == 0
+    assert "x" * 8_000_000 in err
+    assert gone(int((tmp_path / "orphan").read_text()))
+
+
+def test_ranks_and_splits_that_come_later_are_waited_for(pilot, tmp_path):
+    (tmp_path / "metrics").mkdir()
+    code, text, err = pilot("late_rank", "--json", "--steps", 40, "--split", "two", arguments=[tmp_path / "metrics"])
+    assert (code, err) == (0, "")
+    assert json.loads(text)["ranks_seen"] == 2
+
+
+def test_a_command_goes_on_where_nobody_reads_what_it_prints(shards, tmp_path):
+    command = [sys.executable, "-m", "shardprep", "pilot", "--json", "--", sys.executable, PROGRAM, "leaver", shards]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "cache"), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stderr.close()
+    with process:
+        assert json.loads(process.stdout.read())["steps_measured"] > 0
+    assert process.returncode == 0
+
+
 def test_data_and_passes_make_the_whole_run(pilot, shards):
-    flags = ["--json", "--steps", 30, "--passes", 2, "--data", f"{shards}/manifest.json"]
+    flags = ["--json", "--steps", 40, "--passes", 2, "--data", f"{shards}/manifest.json"]
     model = ["--params", "1M", "--trainable", "10k", "--layers", 2, "--width", 16, "--checkpointing", "--gpu", "a10g"]
     code, text, _ = pilot("steady", *flags, *model)
     told = json.loads(text)

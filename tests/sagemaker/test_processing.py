@@ -238,13 +238,14 @@ class TestFailures:
 
 
 class TestInTheMiddle:
-    """Each part takes a second to read, so that there is a middle."""
+    """The first tasks are staged, the others wait until other rules are set: so there is a middle, however slow the machine."""
 
     @pytest.fixture(autouse=True)
-    def _slow_reads(self, s3_faults) -> None:
-        s3_faults.set_rules([{"kind": "delay", "method": "GET", "match": "/raw/part-", "delay": 1.0}])
+    def _held_writes(self, s3_faults) -> None:
+        staged = {"method": "PUT", "match": "/scan-", "key": ".json"}
+        s3_faults.set_rules([{"kind": "delay", "delay": 0, "times": 3, **staged}, {"kind": "hold", **staged}])
 
-    def _begun(self, running: Job, output: str) -> bool:
+    def _begun(self, output: str) -> bool:
         return 0 < len(staged_at(output)) < PARTS // 2
 
     def test_the_job_goes_on_without_a_host_that_is_lost(
@@ -252,7 +253,7 @@ class TestInTheMiddle:
     ) -> None:
         with job(tmp_path, 3, source, s3_root, *FLAGS, *WORKER) as three:
             three.start()
-            three.wait_until(lambda: self._begun(three, s3_root))
+            three.wait_until(lambda: self._begun(s3_root))
             three.hosts[1].kill()
             s3_faults.set_rules([])
             codes = three.wait()
@@ -263,14 +264,15 @@ class TestInTheMiddle:
 
     @pytest.mark.slow
     def test_worker_processes_that_end_are_started_again(
-        self, source: str, expected: dict[str, str], s3_root: str, tmp_path: Path
+        self, source: str, expected: dict[str, str], s3_root: str, tmp_path: Path, s3_faults: FaultProxy
     ) -> None:
         with job(tmp_path, 2, source, s3_root, *FLAGS, *WORKER) as two:
             two.start()
-            two.wait_until(lambda: self._begun(two, s3_root))
+            two.wait_until(lambda: self._begun(s3_root))
             for process in two.hosts[1].tree():
                 if "workers" in process.cmdline():
                     process.kill()
+            s3_faults.set_rules([])
             assert two.wait() == [0, 0], two.log
         assert "the worker processes ended (exit -9); starting them again" in two.hosts[1].said
         assert hashes_at(s3_root) == expected
@@ -295,7 +297,7 @@ class TestInTheMiddle:
     ) -> None:
         with job(tmp_path / "first", 2, source, s3_root, *FLAGS, *WORKER) as first:
             first.start()
-            first.wait_until(lambda: self._begun(first, s3_root))
+            first.wait_until(lambda: self._begun(s3_root))
             for host in first.hosts:  # the platform stops all containers
                 os.killpg(host.process.pid, number)
             time.sleep(0.2)

@@ -162,6 +162,23 @@ def test_many_random_kills_on_the_same_ranks_to_the_same_bits(train, ranks):
 
 
 @pytest.mark.slow
+def test_each_of_two_ranks_says_why_a_checkpoint_could_not_be_written(train):
+    limited = [
+        "bash",
+        "-c",
+        'ulimit -f 40; exec "$@"',
+        "bash",
+        *command(train.words("--max-steps", 3), 2),
+    ]  # KiB a file
+    done = subprocess.run(limited, env=environment(), capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if "the checkpoint could not be written" in line]
+    assert any("rank 0" in line for line in said)
+    assert "File too large" in said[0]
+    assert not list((train.folder / "run").glob("*.pt"))
+
+
+@pytest.mark.slow
 def test_sigterm_to_one_of_two_ranks_saves_on_both(train):
     words = ("--epochs", 60)
     folder = train.folder / "run"

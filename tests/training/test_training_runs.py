@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import shardprep
+from tests.torch.running import ROOT
 from tests.training.conftest import build, documents
 
 
@@ -196,14 +198,25 @@ def test_in_a_sagemaker_job_all_is_found(train, monkeypatch, tmp_path):
     assert train.status()["step"] == 5
     assert program.main([*checkpoints, "--lr", "0.5"]) == 2  # words win over hyperparameters
     assert "--lr was 0.02, now 0.5" in (tmp_path / "failure").read_text()
+    monkeypatch.setenv("SM_HPS", json.dumps(wishes | {"leraning_rate": 1}))
+    assert program.main(checkpoints) == 2
+    assert "--leraning-rate=1" in (tmp_path / "failure").read_text()
 
 
 REFUSED = {
     "a column that is not there": (("--label", "colour"), 2, "has the columns label"),
     "patience without a validation split": (("--patience", 2, "--validation", "held-out"), 2, "held-out"),
     "no such model": (("--model", "nowhere/model.json"), 2, "there is no such file"),
+    "a learning rate that breaks the model": (("--lr", 1e30, "--max-steps", 2), 1, "Nothing was saved"),
     "fp16 on a CPU": (("--precision", "fp16"), 2, "needs a GPU"),
-    "too few labels": (("--labels", 2, "--max-steps", 3), 1, "not in 0 ... --labels - 1"),
+    "too few labels, seen in the evaluation": (("--labels", 2, "--max-steps", 3), 1, "rows of it have such a one"),
+    "too few labels, seen in training": (
+        ("--labels", 2, "--max-steps", 3, "--validation", "none"),
+        1,
+        "loss was not a number",
+    ),
+    "a folder without a model": (("--model", str(ROOT / "docs")), 2, "docs cannot be loaded"),
+    "layers that are not there": (("--lora-rank", 2, "--lora-targets", "query2"), 2, "--lora-targets query2"),
 }
 
 
@@ -213,6 +226,78 @@ def test_what_is_refused_is_said(train, case, capsys):
     assert train(*words) == code
     assert said in capsys.readouterr().err
     assert not list(Path(train.folder / "run").glob("step-*.pt"))
+
+
+@pytest.mark.parametrize(
+    "words", [("--max-steps", 0), ("--log-every", 0), ("--lr", "nan"), ("--lora-rank", -1), ("--keep", 0)]
+)
+def test_numbers_out_of_range_are_refused_before_anything_is_read(train, words, capsys):
+    assert train(*words) == 2
+    assert f"argument {words[0]}: a " in capsys.readouterr().err
+
+
+def test_a_validation_split_without_rows_is_none(train, tmp_path):
+    shards = build(tmp_path / "few", documents(9), split="train=0.999,validation=0.001", shards=1)
+    assert shardprep.open(shards).splits["validation"] == 0
+    assert train("--max-steps", 2, shards=shards) == 0
+    assert not evaluations(train)
+    assert train("--max-steps", 2, "--patience", 2, shards=shards, run="patient") == 2
+
+
+def test_a_split_with_nothing_to_predict_is_said(train, tmp_path, capsys):
+    given = documents(60)
+    ids = held_out_ids(build(tmp_path / "some", given, split="train=0.8,validation=0.2"), tmp_path)
+    given = [{**one, "text": "7"} if one["id"] in ids else one for one in given]
+    shards = build(tmp_path / "again", given, split="train=0.8,validation=0.2")
+    assert train("--max-steps", 1, task="causal-lm", shards=shards, run="lm") == 2
+    assert "nothing to predict" in capsys.readouterr().err
+
+
+def held_out_ids(shards, folder):
+    loader = shardprep.open(shards, cache_dir=folder / "cache").loader("validation", batch_size=1, shuffle=False)
+    return {batch.ids[0] for batch in loader}
+
+
+@pytest.mark.parametrize("why", ["interrupted", "max runtime"])
+def test_a_stop_in_an_evaluation_leaves_it_to_the_next_run(train, monkeypatch, why):
+    import train as program
+    import train_model
+
+    words = ("--max-steps", 6, "--evaluate-every", 2)
+    assert train(*words, run="whole") == 0
+    real = program.evaluate
+
+    def stopped(*given, must_stop, **named):
+        if why == "interrupted":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            monkeypatch.setattr(must_stop.__self__.runtime, "must_stop", lambda _step: True)
+        return real(*given, must_stop=must_stop, **named)
+
+    monkeypatch.setattr(program, "evaluate", stopped)
+    monkeypatch.setattr(train_model, "ASK_EVERY", 1)
+    assert train(*words) == (143 if why == "interrupted" else 0)
+    assert (train.status()["ending"], train.status()["step"]) == (why, 2)
+    assert not evaluations(train)
+    monkeypatch.setattr(program, "evaluate", real)
+    assert train(*words) == 0
+    losses = [[(one["step"], one["loss"]) for one in evaluations(train, run)] for run in ("whole", "run")]
+    assert losses[0] == losses[1]
+
+
+def test_weights_that_a_gradient_spoilt_are_not_saved(train, monkeypatch, capsys):
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(torch.nan))
+    assert train("--max-steps", 1, "--validation", "none") == 1  # the loss of the only step was fine
+    assert "Nothing was saved" in capsys.readouterr().err
+    assert not list((train.folder / "run").glob("step-*.pt"))
+
+
+def test_an_output_that_cannot_be_written_is_said_and_the_next_run_puts_the_model_elsewhere(train, capsys):
+    (train.folder / "file").write_text("not a folder")
+    assert train("--max-steps", 2, "--output", train.folder / "file") == 1
+    assert "Training is done, its checkpoint saved" in capsys.readouterr().err
+    assert train("--max-steps", 2, "--output", train.folder / "elsewhere") == 0
+    assert (train.folder / "elsewhere/model.safetensors").exists()
 
 
 def test_rows_that_are_too_long_or_lack_their_label_are_refused(train, tmp_path, capsys):
