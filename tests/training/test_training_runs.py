@@ -139,7 +139,7 @@ def test_max_runtime_ends_in_time_with_a_checkpoint(train):
 
     spent = time.monotonic() - program.STARTED  # of this process, which was imported long ago
     assert train("--epochs", 100_000, "--max-runtime", spent + 4, "--evaluate-every", 50) == 0
-    assert time.monotonic() - began < 20  # 4 s, and a slow machine
+    assert time.monotonic() - began < 40  # 4 s, and a slow machine
     status = train.status()
     assert status["ending"] == "max runtime"
     assert 0 < status["step"] == max(int(path.stem[5:]) for path in (train.folder / "run").glob("step-*.pt"))
@@ -155,7 +155,7 @@ def test_a_budget_counts_all_runs_and_the_next_one_ends_at_once(train, capsys):
     assert train(*words, "--max-usd", elapsed + 3) == 0
     first = train.status()
     assert first["ending"] == "budget"
-    assert elapsed < first["spent_usd"] <= elapsed + 3.5
+    assert elapsed < first["spent_usd"] <= elapsed + 6  # 3 s, and a slow machine
     capsys.readouterr()
     assert train(*words, "--max-usd", elapsed + 3) == 0
     second = train.status()
