@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from shardprep.core.block import offsets_of
 from shardprep.errors import TokenizerError
+from shardprep.formats.environment import in_environment
 from shardprep.formats.tokenizer import Tokenizer
 from shardprep.formats.tokenizer_file import load, set_plain
 
@@ -218,14 +219,5 @@ def _one_thread() -> Iterator[None]:
 
     One at a time: of two that overlap, the later would take the earlier's setting for the user's, and leave it behind.
     """
-    with _ENVIRONMENT:
-        before = {name: os.environ.get(name) for name in THREAD_COUNTS}
-        os.environ.update(dict.fromkeys(THREAD_COUNTS, "1"))
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+    with _ENVIRONMENT, in_environment(dict.fromkeys(THREAD_COUNTS, "1")):
+        yield

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 from shardprep.errors import ConfigError, ShardprepError
+from shardprep.formats.environment import in_environment
 from shardprep.report.compare_curve_file import Curve, read_curve
 from shardprep.report.pilot_processes import POLL_S, Command, say_to_stderr
 from shardprep.stopping import CURVE_VARIABLE, NEVER_STOP_VARIABLE
@@ -37,7 +37,7 @@ def run_to_end(
         raise ConfigError(f"{path} exists: it may hold hours of work; compare with it as it is, or give another name")
     told = {CURVE_VARIABLE: path, NEVER_STOP_VARIABLE: "1"}
     if callable(run):
-        with _in_environment(told):
+        with in_environment(told):
             run()
     else:
         _run_command(run, {**(os.environ if env is None else env), **told}, say)
@@ -62,17 +62,3 @@ def _run_command(command: Sequence[str], env: Mapping[str, str], say: Callable[[
     if running.exit_code:
         last = running.last_lines[-1] if running.last_lines else "it printed nothing"
         raise ShardprepError(f"{command[0]} failed with exit code {running.exit_code}: {last}")
-
-
-@contextmanager
-def _in_environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

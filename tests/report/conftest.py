@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardprep.cli import main
 from shardprep.core.buckets import LengthBuckets, fit_edges
 from shardprep.core.deal import shard_histogram
 from shardprep.core.histogram import LengthHistogram, histogram_of, merged
@@ -80,3 +81,17 @@ def natural() -> Manifest:
         set_aside={"invalid_json": 2, "lone_surrogate": 1},
         buckets=32,
     )
+
+
+@pytest.fixture
+def run_compare(capsys):
+    """Run `shardprep compare` with these arguments; return its exit code, output and messages."""
+
+    def call(*arguments):
+        try:
+            code = main(["compare", *map(str, arguments)])
+        except SystemExit as error:
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return call

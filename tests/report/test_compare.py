@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardprep.cli import main
 from shardprep.errors import ConfigError, SourceError
 from shardprep.report.compare import compare
 from shardprep.report.compare_rows import RowResults
@@ -49,18 +48,6 @@ def files(tmp_path):
         return write(tmp_path / "baseline.jsonl", baseline), write(tmp_path / "candidate.jsonl", candidate)
 
     return make
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        try:
-            code = main(["compare", *map(str, arguments)])
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return call
 
 
 # What is compared
@@ -162,39 +149,39 @@ def test_token_accuracy_is_a_mean_weighted_by_tokens(files):
 # Verdicts
 
 
-def test_no_worse_worse_and_cannot_tell(files, run):
+def test_no_worse_worse_and_cannot_tell(files, run_compare):
     base, cand = files(losses(2_000, scatter=0), losses(2_000, shift=0.003))
-    code, out, err = run(base, cand, "--delta", 0.01)
+    code, out, err = run_compare(base, cand, "--delta", 0.01)
     assert (code, err) == (0, "")
     assert "verdict     no worse than 0.01: the bad end of the interval, +0.00" in out
-    code, out, _ = run(base, cand, "--delta", 0.004, "--json")
+    code, out, _ = run_compare(base, cand, "--delta", 0.004, "--json")
     told = json.loads(out)
     assert (code, told["verdict"]) == (0, "cannot tell")
     assert told["rows_needed"] > 2_000
     assert f"needs about {told['rows_needed']:,} rows" in told["sentence"]
     base, cand = files(losses(2_000, scatter=0), losses(2_000, shift=0.05))
-    code, out, _ = run(base, cand, "--delta", 0.01)
+    code, out, _ = run_compare(base, cand, "--delta", 0.01)
     assert code == 0
     assert "verdict     worse, by more than 0.01: even the good end of the interval is +0.04" in out
 
 
 @pytest.mark.parametrize(("shift", "code"), [(-0.02, 0), (0.01, 1), (0.1, 1)])
-def test_a_pipeline_may_demand_no_worse(files, run, shift, code):
+def test_a_pipeline_may_demand_no_worse(files, run_compare, shift, code):
     base, cand = files(losses(scatter=0), losses(shift=shift))
-    assert run(base, cand, "--delta", 0.01, "--fail-unless-no-worse")[0] == code
-    assert run(base, cand, "--delta", 0.01)[0] == 0
+    assert run_compare(base, cand, "--delta", 0.01, "--fail-unless-no-worse")[0] == code
+    assert run_compare(base, cand, "--delta", 0.01)[0] == 0
 
 
-def test_accuracy_has_the_exact_test_and_points(files, run):
+def test_accuracy_has_the_exact_test_and_points(files, run_compare):
     base, cand = files(*answers(1_000, 30, 12))
-    code, out, _ = run(base, cand, "--metric", "accuracy", "--delta", "5pp")
+    code, out, _ = run_compare(base, cand, "--metric", "accuracy", "--delta", "5pp")
     assert code == 0
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if line[0] != " ")
     assert lines["baseline"].startswith("98.80%")
     assert lines["difference"].startswith("-1.8 pp, 95% interval [-3.")
     assert lines["McNemar"] == "30 rows only the baseline has right, 12 only the candidate; exact p = 0.00792"
     assert lines["verdict"].startswith("no worse than 5 pp")
-    told = json.loads(run(base, cand, "--delta", 0.02, "--json")[1])  # correct is the only metric there
+    told = json.loads(run_compare(base, cand, "--delta", 0.02, "--json")[1])  # correct is the only metric there
     assert told["mcnemar"] == {"only_baseline": 30, "only_candidate": 12, "p": pytest.approx(0.00792, abs=1e-5)}
     assert told["verdict"] == "cannot tell"
     assert told["against_zero"] == "worse"
@@ -215,25 +202,25 @@ def test_the_same_results_twice_are_no_worse_and_a_doubt(files):
     assert any("two files of one model" in note for note in found.notes())
 
 
-def test_too_few_rows_have_no_verdict(files, run):
+def test_too_few_rows_have_no_verdict(files, run_compare):
     base, cand = files(losses(8, scatter=0), losses(8))
-    code, out, _ = run(base, cand, "--delta", 100)
+    code, out, _ = run_compare(base, cand, "--delta", 100)
     assert code == 0
     assert "no interval" in out
     assert "cannot tell yet: 8 rows are too few for an interval; needs about 100 rows at least" in out
-    told = json.loads(run(base, cand, "--delta", 100, "--json")[1])
+    told = json.loads(run_compare(base, cand, "--delta", 100, "--json")[1])
     assert (told["difference"]["low"], told["difference"]["high"]) == (None, None)
     assert told["rows_needed"] == 100
-    out = run(*files(losses(1, scatter=0), losses(1)), "--delta", 100)[1]
+    out = run_compare(*files(losses(1, scatter=0), losses(1)), "--delta", 100)[1]
     assert "cannot tell yet: 1 row is too few" in out
     one_differs = losses(scatter=0)
     one_differs[5]["loss"] += 1
-    out = " ".join(run(*files(losses(scatter=0), one_differs), "--delta", 100)[1].split())
+    out = " ".join(run_compare(*files(losses(scatter=0), one_differs), "--delta", 100)[1].split())
     assert "cannot tell yet: too few of the 200 rows differ" in out
     assert "needs about 400 rows at least" in out
     rows = [row | {"grp": i % 3} for i, row in enumerate(losses())]
     base, cand = files([row | {"grp": i % 3} for i, row in enumerate(losses(scatter=0))], rows)
-    assert "cannot tell yet: 3 groups are too few" in run(base, cand, "--delta", 100, "--by", "grp")[1]
+    assert "cannot tell yet: 3 groups are too few" in run_compare(base, cand, "--delta", 100, "--by", "grp")[1]
 
 
 def test_one_row_with_all_the_weight_has_no_verdict(files):
@@ -269,28 +256,30 @@ def test_equal_losses_of_0_and_1_are_no_shares(files):
     assert found.only_right is None
 
 
-def test_a_higher_metric_without_a_known_name_needs_its_mode(files, run):
+def test_a_higher_metric_without_a_known_name_needs_its_mode(files, run_compare):
     base, cand = files(
         [{"id": i, "score": i % 7} for i in range(60)], [{"id": i, "score": i % 7 + i % 2} for i in range(60)]
     )
-    code, _, err = run(base, cand, "--metric", "score", "--delta", 0.1)
+    code, _, err = run_compare(base, cand, "--metric", "score", "--delta", 0.1)
     assert code == 2
     assert "--mode min or --mode max" in err
-    assert "no worse" in run(base, cand, "--metric", "score", "--delta", 0.1, "--mode", "max")[1]
-    assert "worse, by more than 0.1" in run(base, cand, "--metric", "score", "--delta", 0.1, "--mode", "min")[1]
+    assert "no worse" in run_compare(base, cand, "--metric", "score", "--delta", 0.1, "--mode", "max")[1]
+    assert "worse, by more than 0.1" in run_compare(base, cand, "--metric", "score", "--delta", 0.1, "--mode", "min")[1]
 
 
-def test_every_answer_says_what_one_run_cannot_tell(files, run):
+def test_every_answer_says_what_one_run_cannot_tell(files, run_compare):
     base, cand = files(losses(scatter=0), losses())
-    assert "says nothing about another seed" in " ".join(run(base, cand, "--delta", 1)[1].split())
-    assert json.loads(run(base, cand, "--delta", 1, "--json")[1])["notes"]
+    assert "says nothing about another seed" in " ".join(run_compare(base, cand, "--delta", 1)[1].split())
+    assert json.loads(run_compare(base, cand, "--delta", 1, "--json")[1])["notes"]
 
 
-def test_the_same_call_prints_the_same(files, run):
+def test_the_same_call_prints_the_same(files, run_compare):
     base, cand = files(losses(scatter=0), losses())
-    assert run(base, cand, "--delta", 0.1) == run(base, cand, "--delta", 0.1)
-    others = [run(base, cand, "--delta", 0.1, "--seed", seed) for seed in (1, 2, 3)]  # ends may be Student's t in one
-    assert any(other != run(base, cand, "--delta", 0.1) for other in others)
+    assert run_compare(base, cand, "--delta", 0.1) == run_compare(base, cand, "--delta", 0.1)
+    others = [
+        run_compare(base, cand, "--delta", 0.1, "--seed", seed) for seed in (1, 2, 3)
+    ]  # ends may be Student's t in one
+    assert any(other != run_compare(base, cand, "--delta", 0.1) for other in others)
 
 
 @pytest.mark.parametrize("value", ["1e300", "-1e308", "1" + 400 * "0"])
@@ -310,10 +299,10 @@ def test_filler_alone_is_told(files):
 # Sets that differ
 
 
-def test_missing_extra_and_repeated_ids_are_named(files, run):
+def test_missing_extra_and_repeated_ids_are_named(files, run_compare):
     rows = losses()
     base, cand = files([*losses(scatter=0), {"id": "d7", "loss": 1.0}], [*rows[3:], {"id": "new", "loss": 1.0}])
-    code, out, err = run(base, cand, "--delta", 0.1)
+    code, out, err = run_compare(base, cand, "--delta", 0.1)
     assert (code, out) == (1, "")
     assert_for_a_person(err)
     assert "3 ids are in " in err
@@ -322,34 +311,34 @@ def test_missing_extra_and_repeated_ids_are_named(files, run):
     assert "1 id is more than once in " in err
     assert "(d7)" in err
     assert "--common" in err
-    told = json.loads(run(base, cand, "--delta", 0.1, "--common", "--json")[1])
+    told = json.loads(run_compare(base, cand, "--delta", 0.1, "--common", "--json")[1])
     assert told["rows"] == 196
     assert told["left_out"] == {"only_baseline": 3, "only_candidate": 1, "repeated_baseline": 1}
     assert any("5 ids were left out" in note for note in told["notes"])
 
 
-def test_sets_without_a_common_id_are_different_sets(files, run):
+def test_sets_without_a_common_id_are_different_sets(files, run_compare):
     base, cand = files(losses(), [{"id": f"x{i}", "loss": 1.0} for i in range(10)])
-    code, _, err = run(base, cand, "--delta", 1, "--common")
+    code, _, err = run_compare(base, cand, "--delta", 1, "--common")
     assert code == 1
     assert "evaluations of different sets" in err
 
 
-def test_other_tokens_for_the_same_row_are_another_evaluation(files, run):
+def test_other_tokens_for_the_same_row_are_another_evaluation(files, run_compare):
     base, cand = files(losses(scatter=0, tokens=[512] * 200), losses(tokens=[512] * 199 + [256]))
-    code, _, err = run(base, cand, "--delta", 1)
+    code, _, err = run_compare(base, cand, "--delta", 1)
     assert code == 1
     assert "tokens differs in 1 of 200 rows, such as 512 at" in err
     assert "candidate.jsonl line 200" in err
-    assert run(base, cand, "--delta", 1, "--weight", "none")[0] == 0
+    assert run_compare(base, cand, "--delta", 1, "--weight", "none")[0] == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "2.0"])
-def test_a_row_without_a_finite_number_is_named_not_left_out(files, run, value):
+def test_a_row_without_a_finite_number_is_named_not_left_out(files, run_compare, value):
     rows = losses()
     rows[4]["loss"] = value
     base, cand = files(losses(scatter=0), rows)
-    code, _, err = run(base, cand, "--delta", 1)
+    code, _, err = run_compare(base, cand, "--delta", 1)
     assert code == 1
     assert_for_a_person(err)
     assert "candidate.jsonl: 1 row has no finite number in loss: " in err
@@ -366,10 +355,10 @@ def test_a_row_without_a_finite_number_is_named_not_left_out(files, run, value):
         ('{"id": true, "loss": 1}', 'line 3: "id" must be'),
     ],
 )
-def test_a_broken_line_is_named(files, run, line, word):
+def test_a_broken_line_is_named(files, run_compare, line, word):
     rows = losses()
     base, cand = files(losses(scatter=0), [*rows[:2], line, *rows[2:]])
-    code, _, err = run(base, cand, "--delta", 1)
+    code, _, err = run_compare(base, cand, "--delta", 1)
     assert code == 1
     assert_for_a_person(err)
     assert word in err
@@ -381,7 +370,7 @@ def test_blank_lines_a_byte_order_mark_and_windows_ends_do_no_harm(tmp_path):
     assert compare(str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl"), delta=0).rows == 200
 
 
-def test_files_that_are_not_there_not_whole_or_empty(tmp_path, run):
+def test_files_that_are_not_there_not_whole_or_empty(tmp_path, run_compare):
     good = write(tmp_path / "good.jsonl", losses())
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
@@ -392,23 +381,23 @@ def test_files_that_are_not_there_not_whole_or_empty(tmp_path, run):
         ("cut.parquet", "not a whole Parquet file"),
         ("folder", "no results there"),
     ):
-        code, _, err = run(good, tmp_path / name, "--delta", 1)
+        code, _, err = run_compare(good, tmp_path / name, "--delta", 1)
         assert code == 1
         assert_for_a_person(err)
         assert name in err
         assert word in err
 
 
-def test_parts_must_be_one_whole_set(tmp_path, run):
+def test_parts_must_be_one_whole_set(tmp_path, run_compare):
     good = write(tmp_path / "good.jsonl", losses())
     parts = tmp_path / "parts"
     parts.mkdir()
     for name in ("rows-00000-of-00002.jsonl", "rows-00001-of-00002.jsonl", "rows-00002-of-00003.jsonl"):
         write(parts / name, losses(10))
-    assert "not one whole set of parts" in run(good, parts, "--delta", 1)[2]
+    assert "not one whole set of parts" in run_compare(good, parts, "--delta", 1)[2]
     (parts / "rows-00002-of-00003.jsonl").unlink()
     (parts / "rows-00001-of-00002.jsonl").unlink()
-    code, _, err = run(good, parts, "--delta", 1)
+    code, _, err = run_compare(good, parts, "--delta", 1)
     assert code == 1
     assert "A rank did not finish" in err
 
@@ -455,17 +444,17 @@ def test_a_pipe_can_be_read(files):
         (["--curves", "--delta", 1], "does not go with --curves"),
     ],
 )
-def test_a_wrong_call_is_exit_2_and_says_what(files, run, flags, word):
+def test_a_wrong_call_is_exit_2_and_says_what(files, run_compare, flags, word):
     base, cand = files(losses(scatter=0), losses())
-    code, out, err = run(base, cand, *flags)
+    code, out, err = run_compare(base, cand, *flags)
     assert (code, out) == (2, "")
     assert_for_a_person(err)
     assert word in err
 
 
-def test_a_share_with_a_delta_of_one_is_a_slip(files, run):
+def test_a_share_with_a_delta_of_one_is_a_slip(files, run_compare):
     base, cand = files(*answers(100, 5, 5))
-    code, _, err = run(base, cand, "--delta", 1)
+    code, _, err = run_compare(base, cand, "--delta", 1)
     assert code == 2
     assert "did you mean 1pp?" in err
 
@@ -497,7 +486,8 @@ def test_groups_and_weights_must_be_there_and_make_sense(files):
 
 
 def test_the_writer_takes_tensors_leaves_filler_out_and_refuses_uneven_columns(tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     results = RowResults()
     results.add(
         ["a", "b"], weight=torch.tensor([1.0, 0.0]), loss=torch.tensor([1.5, 2.5], dtype=torch.bfloat16), tokens=[3, 4]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.cli import main
 from shardprep.errors import ConfigError, NotFound, ShardprepError, SourceError
 from shardprep.report.compare_curve_file import Curve, read_curve
 from shardprep.report.compare_curves import compare_curves, stop_of
@@ -50,18 +49,6 @@ def train(tmp_path):
         str(patience),
         str(curve),
     ]
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*arguments):
-        try:
-            code = main(["compare", *map(str, arguments)])
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def curve_of(name):
@@ -131,12 +118,12 @@ def test_a_metric_that_should_rise():
     assert found.regret == pytest.approx(1 - 0.5013, abs=1e-3)
 
 
-def test_a_command_is_run_to_its_end_and_compared(train, tmp_path, run):
+def test_a_command_is_run_to_its_end_and_compared(train, tmp_path, run_compare):
     stopped, full = tmp_path / "stopped.jsonl", tmp_path / "full.jsonl"
     subprocess.run(train("late_bloomer", 3, stopped), check=True, timeout=120)
     assert read_curve(stopped).points[-1][0] == 40
     command = " ".join(train("late_bloomer", 3, tmp_path / "not-this.jsonl"))
-    code, out, err = run("--curves", stopped, full, "--run", command)
+    code, out, err = run_compare("--curves", stopped, full, "--run", command)
     assert code == 0
     assert "evaluated 400" in err
     assert "evaluated" not in out
@@ -144,12 +131,14 @@ def test_a_command_is_run_to_its_end_and_compared(train, tmp_path, run):
     assert len(read_curve(full).points) == 40
     assert "stops the run to its end at step 40, keeping 0.729678 (step 10)" in " ".join(out.split())
     assert "0 apart on average over 4 common steps" in " ".join(out.split())
-    told = json.loads(run("--curves", stopped, full, "--json")[1])
+    told = json.loads(run_compare("--curves", stopped, full, "--json")[1])
     assert told["regret"] == pytest.approx(0.7278, abs=1e-3)
     assert told["patience_without_regret"] == 10
-    assert json.loads(run("--curves", stopped, full, "--json", "--patience-evaluations", 10)[1])["regret"] < 0.005
-    assert json.loads(run("--curves", stopped, full, "--json", "--min-steps", 100)[1])["regret"] < 0.005
-    code, _, err = run("--curves", stopped, full, "--run", command)
+    assert (
+        json.loads(run_compare("--curves", stopped, full, "--json", "--patience-evaluations", 10)[1])["regret"] < 0.005
+    )
+    assert json.loads(run_compare("--curves", stopped, full, "--json", "--min-steps", 100)[1])["regret"] < 0.005
+    code, _, err = run_compare("--curves", stopped, full, "--run", command)
     assert code == 2
     assert "it may hold hours of work" in err
 
@@ -240,21 +229,21 @@ def test_a_log_of_another_kind_with_a_resume_in_it(tmp_path):
     assert compare_curves(found, found, StoppingRule("eval_loss", "min", 1)).stop_step == 30
 
 
-def test_a_log_without_settings_needs_the_rule(tmp_path, run):
+def test_a_log_without_settings_needs_the_rule(tmp_path, run_compare):
     path = lines(tmp_path / "log.jsonl", *({"step": i, "loss": 1 / i} for i in range(1, 9)))
-    code, _, err = run("--curves", path, path)
+    code, _, err = run_compare("--curves", path, path)
     assert code == 1
     assert 'no line with "step" and "value"' in err
-    code, _, err = run("--curves", path, path, "--metric", "loss")
+    code, _, err = run_compare("--curves", path, path, "--metric", "loss")
     assert code == 2
     assert_for_a_person(err)
     assert "--patience-evaluations" in err
-    assert run("--curves", path, path, "--metric", "loss", "--patience-evaluations", 2)[0] == 0
-    code, _, err = run("--curves", path, path, "--metric", "loss", "--mode", "max", "--patience-evaluations", 2)
+    assert run_compare("--curves", path, path, "--metric", "loss", "--patience-evaluations", 2)[0] == 0
+    code, _, err = run_compare("--curves", path, path, "--metric", "loss", "--mode", "max", "--patience-evaluations", 2)
     assert code == 2
 
 
-def test_broken_files_are_named(tmp_path, run):
+def test_broken_files_are_named(tmp_path, run_compare):
     with pytest.raises(NotFound, match="no such file"):
         read_curve(tmp_path / "none.jsonl")
     with pytest.raises(SourceError, match="line 2: not JSON"):
@@ -268,6 +257,8 @@ def test_broken_files_are_named(tmp_path, run):
     with pytest.raises(SourceError, match="no finite loss"):
         compare_curves(read_curve(bad), read_curve(bad), rule(3))
     good = CURVES / "plateau.jsonl"
-    code, _, err = run("--curves", good, "x", "--metric", "loss", "--patience-evaluations", 2, "--run", "python 'x")
+    code, _, err = run_compare(
+        "--curves", good, "x", "--metric", "loss", "--patience-evaluations", 2, "--run", "python 'x"
+    )
     assert code == 2
     assert "quote it as a shell would" in err
