@@ -188,7 +188,7 @@ class ShardCache:
             with written_entry(ref, file, grow, self._room.free, cancelled) as fetched:
                 self._count("bytes_fetched", fetched)
                 is_written(file, ref)
-                os.rename(part, self._finder.path(ref, ENTRY))
+                self._room.rename(part, self._finder.path(ref, ENTRY))
                 held.try_lock(file, part, shared=True)
                 published(ref, EntryGroups(self._finder, ref))
         except BaseException:

@@ -102,7 +102,7 @@ class Finder:
         if held.names(path, file):
             dead = f"{path.removesuffix(ENTRY)}{secrets.token_hex(8)}.{DEAD}"
             with suppress(FileNotFoundError):
-                os.rename(path, dead)
+                self._room.rename(path, dead)
                 if held.try_lock(file, dead):
                     os.unlink(dead)
                     self._room.give_back(os.fstat(file).st_size)

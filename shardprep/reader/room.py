@@ -4,6 +4,7 @@ The folder is the truth: the sizes of all files in it, those under way and those
 gets its full size before it is written, so that what others are about to write is counted too. Since a count of 10,000 files
 takes 20 ms, the sum is kept in a small file; whoever adds, adds to the sum first, and whoever removes, subtracts
 after, both under its lock. So after a crash the sum may be too large, never too small; at the limit the folder is counted anew.
+Files get other names under that lock too: a count that read the old name and then found no such file would miss it.
 
 A file that is mapped is locked, and stays: removing its name would free nothing. Such files count until they are closed.
 """
@@ -83,6 +84,11 @@ class Room:
             total = _read_sum(file)
             if total is not None:
                 _write_sum(file, max(0, total - size))
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file another name, while nobody counts. Raises OSError as os.rename does."""
+        with held.alone(self._sum_path):
+            os.rename(path, to)
 
     def free(self, size: int) -> bool:
         """Remove entries of this size in all, since the disk is full; return whether anything went."""

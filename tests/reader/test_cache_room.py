@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from shardprep.errors import Full
 from shardprep.reader import cache as cache_module
+from shardprep.reader import held
 from shardprep.reader.cache import NoRoom, ShardCache
 from shardprep.reader.room import Room
 from tests.reader.shards import assert_same_rows, local_shard, rows_of
@@ -127,8 +130,6 @@ def test_what_killed_processes_left_is_removed(tmp_path, refs, entry_bytes):
 def test_a_part_that_is_being_written_counts_and_stays(tmp_path, refs, entry_bytes):
     room = Room(str(tmp_path), None, list)
     part = tmp_path / f"{'a' * 64}.part"
-    from shardprep.reader import held
-
     file = held.claim(str(part))
     os.ftruncate(file, entry_bytes)
     room.sweep()
@@ -140,6 +141,21 @@ def test_a_part_that_is_being_written_counts_and_stays(tmp_path, refs, entry_byt
     held.close(file)
 
 
+def test_files_keep_their_names_while_somebody_counts(tmp_path, refs, monkeypatch):
+    cache = ShardCache(str(tmp_path / "cache"))
+    usage, entry = os.path.join(cache.folder, "usage"), os.path.join(cache.folder, f"{refs[0].info.sha256}.rows")
+    counting = ExitStack()
+    monkeypatch.setattr(cache_module, "is_written", lambda *_: counting.enter_context(held.alone(usage)))
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(cache.get, refs[0])
+        with pytest.raises(TimeoutError):
+            read.result(0.3)
+        assert not os.path.exists(entry)
+        counting.close()
+        assert_same_rows(read.result(20).view.block, rows_of(0, 400))
+    assert os.path.exists(entry)
+
+
 def test_the_cap_holds_for_several_processes_at_once(tmp_path, refs, entry_bytes):
     limit = 4 * entry_bytes
     folder = tmp_path / "cache"
@@ -149,11 +165,12 @@ def test_the_cap_holds_for_several_processes_at_once(tmp_path, refs, entry_bytes
     most = 0
     while any(process.poll() is None for process in processes):
         sizes = []
-        for entry in os.scandir(folder):
-            try:
-                sizes.append(entry.stat().st_size if entry.name != "usage" else 0)
-            except FileNotFoundError:
-                continue
+        with held.alone(
+            str(folder / "usage")
+        ):  # else what went and what came during this scan would both be in the sum
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    sizes.append(entry.stat().st_size if entry.name != "usage" else 0)
         most = max(most, sum(sizes))
         time.sleep(0.001)
     for process in processes:
