@@ -69,6 +69,7 @@ def open(  # noqa: A001  the name that people look for: shardprep.open
         cache_dir=str(cache_dir or os.environ.get("SHARDPREP_CACHE_DIR", "")) or None,
         cache_limit_bytes=cache_limit_bytes,
         metrics_dir=os.environ.get("SHARDPREP_METRICS_DIR") or None,
+        launched=_launched(),
     )
 
 
@@ -143,6 +144,7 @@ def pipe(
         first_fifo=first_fifo,
         timeout_s=timeout_s,
         metrics_dir=os.environ.get("SHARDPREP_METRICS_DIR") or None,
+        launched=_launched(),
         on_metrics=on_metrics,
         prometheus=prometheus,
     )
@@ -154,6 +156,12 @@ def pipe(
     else:
         uri, found = manifest.uri, manifest.manifest
     return open_pipe(place, found, policy, settings, uri)
+
+
+def _launched() -> int:
+    """Return how many processes torchrun, or whoever sets WORLD_SIZE as it does, started: this is one of them."""
+    said = os.environ.get("WORLD_SIZE", "")
+    return int(said) if said.isdecimal() else 1
 
 
 def mix(datasets: Mapping[str, Dataset], *, weights: Mapping[str, float], until: str) -> Mix:

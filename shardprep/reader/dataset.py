@@ -47,10 +47,12 @@ class Dataset:
         kind: str,
         cache: CacheSettings,
         metrics_dir: str | None = None,
+        launched: int = 1,
     ) -> None:
         self.uri = uri
         self.manifest = manifest
         self._options, self._kind, self._cache, self._metrics_dir = dict(options), kind, cache, metrics_dir
+        self._launched = launched
 
     @property
     def splits(self) -> dict[str, int]:
@@ -87,7 +89,7 @@ class Dataset:
 
         batch_tokens  largest padded area of a micro-batch, in tokens; a longer row makes a micro-batch of its own
         batch_size    most rows of a micro-batch; with batch_tokens both are upper limits
-        rank          of world_size processes that read together, 0 and 1 unless given
+        rank          of world_size processes that read together, 0 and 1 unless given; TorchLoader finds them itself
         accumulate    rounds between two optimizer steps
         slots         micro-batches of a round, world_size unless given; give the largest world you plan to resume on
         shuffle       False: shards in order, rows by length, the same in every epoch (evaluation)
@@ -138,6 +140,7 @@ class Dataset:
             num_threads=num_threads,
             slots_given=slots is not None,
             world_given=rank is not None or world_size is not None,
+            launched=self._launched,
             metrics=lambda world: metrics_of(
                 rank=world.rank,
                 world_size=world.world_size,
@@ -173,9 +176,13 @@ def open_for_reading(
     cache_dir: str | None = None,
     cache_limit_bytes: int | None = None,
     metrics_dir: str | None = None,
+    launched: int = 1,
 ) -> Dataset:
-    """Read the manifest of a data set. Raises ManifestError if it is unfinished or broken."""
+    """Read the manifest of a data set. Raises ManifestError if it is unfinished or broken.
+
+    launched  processes that were started together, of which this is one
+    """
     store, manifest = open_dataset(uri, options=options, kind=kind)
     adopt(store, uri, options, kind)
     cache = CacheSettings(cache_dir or default_folder(), cache_limit_bytes)
-    return Dataset(uri, manifest, options=options, kind=kind, cache=cache, metrics_dir=metrics_dir)
+    return Dataset(uri, manifest, options=options, kind=kind, cache=cache, metrics_dir=metrics_dir, launched=launched)

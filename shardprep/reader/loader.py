@@ -17,6 +17,16 @@ from shardprep.reader.steps import StepLog
 POOL_BYTES = 64 << 20
 
 
+def check_asked(unasked: int) -> None:
+    """Raise ConfigError if so many processes, more than one, would each play all rows without having been told to."""
+    if unasked > 1:
+        raise ConfigError(
+            f"this process is one of {unasked} (WORLD_SIZE), and the loader was made without rank= and world_size=: each of "
+            "them would train on all rows. Give both, or wrap the loader in shardprep.torch.TorchLoader, which finds them; "
+            "rank=0, world_size=1 plays all rows in each process"
+        )
+
+
 class Loader:
     """Batches of one rank, epoch by epoch. Made by `Dataset.loader`.
 
@@ -33,9 +43,11 @@ class Loader:
         slots_given: bool,
         metrics: Callable[[World], Metrics],
         world_given: bool = True,
+        launched: int = 1,
     ) -> None:
         self.plan = plan
         self.world_given = world_given
+        self._unasked = 1 if world_given else launched  # processes that would each play all rows
         self.open_cache = cache
         self.num_threads = num_threads
         self.slots_given = slots_given
@@ -49,6 +61,7 @@ class Loader:
 
     def take_world(self, world: World) -> None:
         """Read as this rank from now on. Without `slots=` a round gets as many slots as there are ranks."""
+        self._unasked = 1
         self.plan = self.plan.with_world(world)
         if not self.slots_given and not self._slots_loaded:
             self.plan = self.plan.with_slots(world.world_size)
@@ -119,7 +132,8 @@ class Loader:
         self._metrics.steps = steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Play one epoch."""
+        """Play one epoch. Raises ConfigError where this is one of several ranks, and nobody said which."""
+        check_asked(self._unasked)
         return self.play(self.in_threads)
 
     def play(self, open_supply: Callable[[int, Schedule, Collator, StateAfter], Supply]) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ from shardprep.core.content import SplitInfo
 from shardprep.core.schedule import World
 from shardprep.errors import ConfigError
 from shardprep.formats.collate import Batch, BufferPool, Collator
-from shardprep.reader.loader import POOL_BYTES
+from shardprep.reader.loader import POOL_BYTES, check_asked
 from shardprep.reader.metrics import Metrics
 from shardprep.reader.pipe_count import RowCount
 from shardprep.reader.pipe_place import PipePlace
@@ -48,8 +48,10 @@ class PipeLoader:
         slots_given: bool,
         metrics: Callable[[World], Metrics],
         world_given: bool,
+        launched: int = 1,
     ) -> None:
         self.plan, self.world_given = plan, world_given
+        self._unasked = 1 if world_given else launched  # processes that would each play all rows
         self.buffer_bytes = buffer_bytes
         self._splits, self._slots_given, self._slots_loaded = splits, slots_given, False
         self._metrics_of, self._metrics = metrics, metrics(plan.world)
@@ -64,6 +66,7 @@ class PipeLoader:
 
     def take_world(self, world: World) -> None:
         """Read as this rank from now on. Without `slots=` a round gets as many slots as there are ranks."""
+        self._unasked = 1
         self.plan = self.plan.with_world(world)
         if not self._slots_given and not self._slots_loaded:
             self.plan = self.plan.with_slots(world.world_size)
@@ -142,7 +145,8 @@ class PipeLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Play one epoch, from the next FIFO."""
+        """Play one epoch, from the next FIFO. Raises ConfigError where this is one of several ranks, and nobody said which."""
+        check_asked(self._unasked)
         epoch, start = self._next
         fifo, self._fifo = self._fifo, self._fifo + 1
         self._next, self._position = (epoch + 1, PipePlace()), (epoch, start)

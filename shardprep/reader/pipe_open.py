@@ -35,6 +35,7 @@ class PipeSettings:
     first_fifo: int
     timeout_s: float
     metrics_dir: str | None
+    launched: int
     on_metrics: Callable[[dict[str, Any]], None] | None
     prometheus: str | None
 
@@ -83,6 +84,7 @@ def open_pipe(channel: PipeChannel, manifest: Manifest, policy: Policy, settings
         slots_given=settings.slots_given,
         metrics=lambda world: metrics(rank=world.rank, world_size=world.world_size),
         world_given=settings.rank is not None or settings.world_size is not None,
+        launched=settings.launched,
     )
 
 

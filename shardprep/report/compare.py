@@ -43,7 +43,7 @@ class Comparison:
     sample: Sample
     means: tuple[float, float]
     interval: Interval
-    delta: float
+    delta: float | None
     verdict: Verdict
     only_right: tuple[int, int] | None  # rows where only the baseline, only the candidate is right
     left_out: dict[str, int]
@@ -137,7 +137,7 @@ def compare(
     baseline: str,
     candidate: str,
     *,
-    delta: float | str,
+    delta: float | str | None = None,
     metric: str | None = None,
     mode: str | None = None,
     confidence: float = CONFIDENCE,
@@ -149,7 +149,7 @@ def compare(
 ) -> Comparison:
     """Compare two files (or folders of parts) of results of the same rows: candidate minus baseline.
 
-    delta       how much worse is still fine: in units of the metric, or "1pp" for shares
+    delta       how much worse is still fine: in units of the metric, or "1pp" for shares; None: no verdict, but its bounds
     metric      a column; default: loss, correct or accuracy, whichever both have alone
     mode        "min" or "max", where the metric's name does not say
     confidence  of the two-sided interval; the risk of a wrong "no worse" is half of what is left
@@ -172,7 +172,7 @@ def compare(
     )
     if column == "correct" and not share:
         raise SourceError(f'{baseline} or {candidate}: "correct" must be true or false in every row', key=candidate)
-    allowed = delta_of(delta, metric, share=share)
+    allowed = None if delta is None else delta_of(delta, metric, share=share)
     interval, only_right = _interval(sample, confidence, seed, share=share)
     total = sample.weights.sum()
     means = [float((values * sample.weights).sum() / total) for values in (sample.baseline, sample.candidate)]

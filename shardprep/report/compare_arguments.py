@@ -21,7 +21,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("candidate", metavar="CANDIDATE", help="results of the other model on the same rows")
     command.add_argument(
-        "--delta", metavar="SIZE", help="how much worse is still fine: 0.01 in units of the metric; shares: 1pp"
+        "--delta",
+        metavar="SIZE",
+        help="how much worse is still fine: 0.01 in units of the metric; shares: 1pp (default: only bounds)",
     )
     command.add_argument(
         "--metric", metavar="NAME", help="column to compare (default: loss or correct, if there is one)"
@@ -85,10 +87,10 @@ def _refuse(chosen: argparse.Namespace, flags: Mapping[str, Any], why: str) -> N
 
 def _of_rows(chosen: argparse.Namespace, options: Mapping[str, str]) -> tuple[dict[str, Any], str, int]:
     _refuse(chosen, CURVE_FLAGS, "is about curves; it needs --curves")
-    if chosen.delta is None:
+    if chosen.delta is None and chosen.fail_unless_no_worse:
         raise ConfigError(
-            "--delta is missing: how much worse may the candidate be and still be fine? In units of the metric (--delta 0.01), "
-            "or for accuracy in percentage points (--delta 1pp); decide it before looking at the results"
+            "--fail-unless-no-worse needs --delta: how much worse may the candidate be and still be fine? In units of the "
+            "metric (--delta 0.01), or for accuracy in percentage points (--delta 1pp)"
         )
     if chosen.seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {chosen.seed}")

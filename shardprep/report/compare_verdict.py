@@ -14,7 +14,7 @@ WIDTH = 120
 INDENT = 12  # of what follows the name of a line
 LEAST_NEEDED = 100  # rows that are asked for where there are too few for an interval
 
-Answer = Literal["no worse", "worse", "cannot tell"]
+Answer = Literal["no worse", "worse", "cannot tell", "no delta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Unit:
 class Verdict:
     """What an interval says about the question "is the candidate worse by delta or more?".
 
-    answer       "no worse": the bad end of the interval is within delta; "worse": the good end is beyond delta
+    answer       "no worse": the bad end of the interval is within delta; "worse": the good end is beyond delta; "no delta":
+                 nobody said how much worse is fine, and the bad end is the least that these rows can exclude
     against_zero what it says about any difference at all: "better", "worse" or "unclear"
     rows_needed  rows that would likely show it, if the difference stays as seen; None: it is not known, or not needed
     rows_needed_if_equal  the same, if there is no difference
@@ -52,12 +53,15 @@ class Verdict:
     rows_needed_if_equal: int | None
 
 
-def verdict_of(interval: Interval, *, mode: str, delta: float, rows: int) -> Verdict:
-    """Return the verdict on candidate minus baseline; delta, at least 0, is how much worse is still fine."""
+def verdict_of(interval: Interval, *, mode: str, delta: float | None, rows: int) -> Verdict:
+    """Return the verdict on candidate minus baseline; delta, at least 0, is how much worse is still fine, if anybody said."""
     sign = 1.0 if mode == "min" else -1.0
     harm = sign * interval.estimate
     least, most = sorted((sign * interval.low, sign * interval.high))
     against_zero: Literal["better", "worse", "unclear"] = "worse" if least > 0 else "better" if most < 0 else "unclear"
+    if delta is None and math.isfinite(interval.low):
+        return Verdict("no delta", against_zero, None, None)
+    delta = delta or 0.0
     if most < delta or (most == delta == 0 == least):
         return Verdict("no worse", against_zero, None, None)
     if least > delta:
@@ -82,10 +86,17 @@ def _rounded_up(units: int | None, scale: float) -> int | None:
     return math.ceil(rows / step) * step
 
 
-def verdict_text(verdict: Verdict, interval: Interval, *, mode: str, delta: float, unit: Unit, rows: int) -> str:
+def verdict_text(verdict: Verdict, interval: Interval, *, mode: str, delta: float | None, unit: Unit, rows: int) -> str:
     """Return the verdict as a sentence for a person."""
-    allowed = unit.text(delta)
+    allowed = unit.text(delta or 0.0)
     bad, good = (interval.high, interval.low) if mode == "min" else (interval.low, interval.high)
+    if verdict.answer == "no delta":
+        shown = {
+            "better": f"better than the baseline, by {unit.text(abs(bad))} at least",
+            "worse": f"worse than the baseline, by {unit.text(abs(good))} at least and {unit.text(abs(bad))} at most",
+            "unclear": f"no worse than {unit.text(abs(bad))}, and less cannot be told from these rows",
+        }[verdict.against_zero]
+        return f"{shown}. Is that fine? Say how much worse would be with --delta, best before looking at the results"
     if verdict.answer == "no worse":
         more = {
             "better": f"; and better than the baseline, by {unit.text(abs(bad))} at least",

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -417,8 +416,34 @@ def test_results_behind_a_uri(s3_root, s3_env, files):
 def test_a_pipe_can_be_read(files):
     base, cand = files(losses(scatter=0), losses())
     command = f"{sys.executable} -m shardprep compare {base} <(cat {cand}) --delta 0.1 --json"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(done.stdout)["rows"] == 200
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"),
+    [
+        (-0.05, "better than the baseline, by 0.0"),
+        (0.05, "worse than the baseline, by 0.0"),
+        (0.0, "no worse than 0.0"),
+    ],
+)
+def test_without_a_delta_it_says_what_the_rows_show_and_gives_no_verdict(files, run_compare, shift, said):
+    base, cand = files(losses(scatter=0), losses(shift=shift))
+    code, out, _ = run_compare(base, cand, "--json")
+    told = json.loads(out)
+    assert (code, told["verdict"], told["delta"], told["rows_needed"]) == (0, "no delta", None, None)
+    assert said in told["sentence"]
+    assert "--delta" in told["sentence"]
+    _, text, _ = run_compare(base, cand)
+    assert said in " ".join(text.split())
+    bad = told["difference"]["high"]
+    assert json.loads(run_compare(base, cand, "--json", "--delta", max(bad, 0) + 1e-9)[1])["verdict"] == "no worse"
+
+
+def test_without_a_delta_too_few_rows_are_too_few(files, run_compare):
+    _, out, _ = run_compare(*files(losses(3, scatter=0), losses(3)))
+    assert "cannot tell yet: 3 rows are too few" in " ".join(out.split())
 
 
 # Wrong calls
@@ -427,7 +452,7 @@ def test_a_pipe_can_be_read(files):
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        ([], "decide it before looking at the results"),
+        (["--fail-unless-no-worse"], "needs --delta"),
         (["--delta", "1%"], "per cent of what?"),
         (["--delta=-0.1"], "a number of at least 0"),
         (["--delta", "nan"], "a number of at least 0"),
@@ -518,6 +543,6 @@ def test_ten_thousand_rows_take_little_time(tmp_path):
         results.add([f"d{i}" for i in range(10_000)], loss=rng.gamma(8, 0.3, 10_000), tokens=np.full(10_000, 9))
         results.write(tmp_path / f"{name}.jsonl")
     command = [sys.executable, "-m", "shardprep", "compare", "base.jsonl", "cand.jsonl", "--delta", "0.1"]
-    began = os.times().children_user + os.times().children_system, time.monotonic()
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    assert os.times().children_user + os.times().children_system - began[0] < 4
+    began = os.times().children_user + os.times().children_system
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    assert os.times().children_user + os.times().children_system - began < 8

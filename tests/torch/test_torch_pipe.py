@@ -46,6 +46,8 @@ def test_tensors_ranks_and_states(tmp_path, monkeypatch):
             again = TorchLoader(pipe)
             again.load_state_dict(states[2])
             assert [batch.input_ids.shape for batch in again] == batches[3:]
+        with channel.pipe("other", timeout_s=1) as pipe, pytest.raises(ConfigError, match=r"one of 2 .*TorchLoader"):
+            next(iter(pipe))
         with channel.pipe("none", timeout_s=1) as pipe, pytest.raises(ConfigError, match="give num_workers=0"):
             TorchLoader(pipe, num_workers=1)
 
@@ -60,7 +62,7 @@ def test_any_rank_asks_all_ranks(tmp_path):
         )
         for rank in range(2)
     ]
-    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["True", "True", "False"]] * 2
+    assert [rank.communicate(timeout=300)[0].split() for rank in ranks] == [["True", "True", "False"]] * 2
 
 
 def test_any_rank_asks_the_process_group():
