@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     chosen = parser().parse_args(arguments)
     try:
-        with heeding_signals():
+        with heeding_signals(once=True, last=arguments is None):
             return _run(chosen)
     except KeyboardInterrupt:
         print(f"shardprep: interrupted; {_going_on(chosen)}", file=sys.stderr)

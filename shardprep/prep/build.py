@@ -7,8 +7,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from shardprep.core.splits import Splits, parse_splits
 from shardprep.errors import (
     ConfigError,
     NotFound,
-    ShardprepError,
     SourceError,
     StoreError,
     TokenizerError,
@@ -31,6 +29,7 @@ from shardprep.errors import (
 from shardprep.formats.probe import Verdict
 from shardprep.prep import assemble, late
 from shardprep.prep.engine import DaskEngine, Engine, SerialEngine, WorkerDied, package_versions
+from shardprep.prep.engine_thread import engine_thread
 from shardprep.prep.giants import giants
 from shardprep.prep.globs import holds
 from shardprep.prep.job import Job
@@ -213,20 +212,15 @@ def _starting_engine(settings: Settings, raw: RawTokenizer) -> Iterator[Callable
     if settings.scheduler == "serial":
         yield SerialEngine
         return
-    with ThreadPoolExecutor(1) as pool:
-        starting: Future[Engine] = pool.submit(_started_engine, settings, raw)
-        try:
-            yield starting.result
-        finally:
-            with suppress(ShardprepError):
-                starting.result().close()
+    with engine_thread(lambda is_over: _started_engine(settings, raw, is_over)) as engine_of:
+        yield engine_of
 
 
-def _started_engine(settings: Settings, raw: RawTokenizer) -> Engine:
+def _started_engine(settings: Settings, raw: RawTokenizer, is_over: Callable[[], bool]) -> Engine:
     if settings.scheduler != "local":
-        return DaskEngine(settings)
+        return DaskEngine(settings, is_over)
     with deaf_to_signals(), fork_server(raw.file, settings.tokenizer_backend):
-        return DaskEngine(settings)
+        return DaskEngine(settings, is_over)
 
 
 def _facts(settings: Settings, loaded: LoadedTokenizer, listed: Listed) -> dict[str, Any]:

@@ -7,6 +7,7 @@ its memory and the driver's do not grow with the number of tasks, and small resu
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import tempfile
 import time
@@ -25,6 +26,7 @@ R = TypeVar("R")
 WAVE_PER_WORKER = 3  # tasks with the scheduler for each worker: one running, one there, one on its way
 CONNECT_DEADLINE_S = 30.0
 NO_WORKERS_DEADLINE_S = 300.0
+END_DEADLINE_S = 10.0
 START_DEADLINE_S = 120.0  # of a worker process; without it Dask waits for ever for one that is lost while it starts
 SILENT = 100  # above CRITICAL
 
@@ -79,7 +81,8 @@ class SerialEngine:
 class DaskEngine:
     """A Dask cluster: embedded (processes of one thread each, see warm.py) or running at an address."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Start, or connect. Where `is_over` says that the job ended meanwhile, workers are waited for no longer."""
         import dask
         import distributed
 
@@ -97,7 +100,7 @@ class DaskEngine:
             if settings.scheduler == "local":
                 self._start_local(settings)
             else:
-                self._connect(settings.scheduler)
+                self._connect(settings.scheduler, is_over)
         except BaseException:
             self.close()
             raise
@@ -129,15 +132,17 @@ class DaskEngine:
         self._client = self._distributed.Client(self._cluster, set_as_default=False)
         self.workers = workers
 
-    def _connect(self, address: str) -> None:
+    def _connect(self, address: str, is_over: Callable[[], bool]) -> None:
         try:
             self._client = self._distributed.Client(address, timeout=CONNECT_DEADLINE_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError, TypeError, ImportError) as error:
             raise WorkerError(f"no Dask scheduler answers at {address}: {error}", address=address) from error
-        try:
-            self._client.wait_for_workers(1, timeout=NO_WORKERS_DEADLINE_S)
-        except TimeoutError as error:
-            raise WorkerError(f"the scheduler at {address} has no workers", address=address) from error
+        deadline = time.monotonic() + NO_WORKERS_DEADLINE_S
+        with self._reachable():
+            while not self._client.nthreads():
+                if is_over() or time.monotonic() > deadline:
+                    raise WorkerError(f"the scheduler at {address} has no workers", address=address)
+                time.sleep(0.1)
         self.workers = max(1, sum(self._client.nthreads().values()))
         self._check_versions(address)
 
@@ -223,12 +228,36 @@ class DaskEngine:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End the client, and the cluster if it is ours."""
+        """End the client, and the cluster if it is ours: by force where it takes too long."""
         with self._quiet:
-            if self._client is not None:
-                self._client.close()
-            if self._cluster is not None:
-                self._cluster.close(timeout=10)
+            try:
+                if self._client is not None:
+                    self._client.close()
+            finally:
+                if self._cluster is not None:
+                    self._end_cluster()
+
+    def _end_cluster(self) -> None:
+        """Close the cluster; kill the workers that are left then.
+
+        multiprocessing would end those with SIGTERM when the interpreter ends, to which they are deaf (warm.py), and then wait
+        for them for ever.
+        """
+        nannies = list(self._cluster.workers.values())
+        workers = {nanny.pid for nanny in nannies}
+        try:
+            self._cluster.close(timeout=END_DEADLINE_S)
+        except TimeoutError:
+            self._cluster.shutdown_on_close = False  # Dask would wait as long once more when the interpreter ends
+            for nanny in nannies:
+                workers.add(nanny.pid)
+                nanny.close_gracefully()  # so that it starts no other one
+        finally:
+            left = [child for child in multiprocessing.active_children() if child.pid in workers]
+            for child in left:
+                child.kill()
+            for child in left:
+                child.join(END_DEADLINE_S)
 
 
 def cluster_config() -> dict[str, Any]:
