@@ -27,8 +27,9 @@ class Batch:
     step_rows, step_tokens   real ones of the whole step over all ranks
     real, tokens    real rows of this micro-batch, and their tokens
 
-    Arrays are the caller's, to keep and to change: their memory is used again when the last array over it dies. Pickled,
-    a batch carries plain arrays, its ids and columns, and its state.
+    Arrays are the caller's, to keep and to change: their memory is used again when the last array over it dies. Small
+    batches that follow each other share some, 2 MB at most: keep a copy where you keep few of many. Pickled, a batch
+    carries plain arrays, its ids and columns, and its state.
     """
 
     __slots__ = (

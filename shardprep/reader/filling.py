@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import pyarrow as pa
 
 from shardprep.errors import BlockError, ManifestError
+from shardprep.reader.doing import DECODE, FETCH, doing
 from shardprep.reader.entry_writer import EntryWriter
 from shardprep.reader.fetcher import difference
 from shardprep.reader.reading import ShardReading, Written, share
@@ -62,7 +63,7 @@ def written_entry(
             raise
         finally:
             writer.end()
-            pa.default_memory_pool().release_unused()  # each thread keeps some 30 MB else
+            pa.default_memory_pool().release_unused()  # of the columns; each thread keeps its own else
         if local_path_of(ref.uri) is not None:
             break
     raise difference(ref, OTHER_DIGEST)
@@ -75,7 +76,7 @@ def published(ref: ShardRef, entry: Written) -> None:
 
 def _copied(reading: ShardReading, writer: EntryWriter, cancelled: Callable[[], bool]) -> str:
     """Fetch, decode and write all groups in order; return the SHA-256 of all bytes."""
-    spans, digest = reading.layout.spans, hashlib.sha256()
+    spans, digest, shard = reading.layout.spans, hashlib.sha256(), reading.ref.info.sha256
     asked: deque[Future[bytes]] = deque()
     for group, (start, _) in enumerate(spans):
         while group + len(asked) < len(spans) and (not asked or spans[group + len(asked)][1] - start <= AHEAD_BYTES):
@@ -83,8 +84,14 @@ def _copied(reading: ShardReading, writer: EntryWriter, cancelled: Callable[[], 
         fetched = asked.popleft()
         if fetched.done() and fetched.exception() is not None:  # long ago, perhaps
             fetched = reading.request(group, keep=True)
-        digest.update(_awaited(reading, fetched, cancelled))
-        writer.append(reading.decode(group, fetched))
+        with doing.at(FETCH, shard):
+            data = _awaited(reading, fetched, cancelled)
+        with doing.at(DECODE, shard):
+            digest.update(data)
+        block = reading.decode(group, fetched)
+        with doing.at(DECODE, shard):
+            writer.append(block)
+        del block, data, fetched  # not beside the next ones
         reading.forget(group)
     digest.update(reading.layout.tail)
     return digest.hexdigest()

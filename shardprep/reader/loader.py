@@ -127,6 +127,10 @@ class Loader:
         """Return what this rank read so far, and where its time went."""
         return self._metrics.snapshot()
 
+    def copied(self, seconds: float) -> None:
+        """Count a wait for the copy of the last batch to its device."""
+        self._metrics.copied(seconds)
+
     def log_steps(self, steps: StepLog) -> None:
         """Note every step in `steps` from now on: how long it took, and how much of it was waiting for data."""
         self._metrics.steps = steps

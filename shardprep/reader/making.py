@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
-from shardprep.core.schedule import MicroBatch
-from shardprep.formats.collate import Batch, BufferPool, Collator, View
+from shardprep.formats.collate import Batch, BufferPool, Collator
 from shardprep.reader.cache import ShardCache
+from shardprep.reader.chunk_rows import ChunkReader, Group, Read, Share, Views, specs_of
 from shardprep.reader.metrics import Metrics
 from shardprep.reader.plan import Chunk, ReadPlan, Schedule, chunks
-from shardprep.reader.source import EARLY_CHUNKS, ShardSource
+from shardprep.reader.source import ShardSource
+
+__all__ = ["Made", "Share", "StateAfter", "Supply", "Threads", "in_order", "play_share"]
 
 StateAfter = Callable[[int, bool], dict[str, Any]]  # (step, last in step) -> the loader's state
-Group = Sequence[tuple[MicroBatch, bool]]  # micro-batches, and whether each is its step's last
-Views = Mapping[int, View]
-T = TypeVar("T")
 
 
 @dataclass
@@ -32,20 +31,31 @@ class Made:
     phases: list[tuple[str, float, float]] = field(default_factory=list)  # cause, start and stop on the monotonic clock
     counts: dict[str, int] = field(default_factory=dict)  # bytes_fetched and so on, for the metrics
 
+    def seconds(self, cause: str) -> float:
+        """Return how long one cause took of the making."""
+        return sum(stop - start for name, start, stop in self.phases if name == cause)
+
 
 class Supply(Protocol):
     """What makes chunks: a context manager that lives for one epoch.
 
-    ahead   chunks under way at once
-    begin   starts to make a chunk, the next one in order; returns where it will be
+    ahead        chunks under way at once
+    makes_alone  it can make chunks in the calling thread
+    begin        starts to make a chunk, the next one in order; returns where it will be
+    make         makes a chunk in the calling thread, the next one in order; None where it is better begun
     """
 
     ahead: int
+    makes_alone: bool
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: object) -> None: ...
     def begin(self, chunk: Chunk) -> Future[Made]:
         """Start to make a chunk. Raises nothing: an error belongs to its place, and so into the future."""
+        ...
+
+    def make(self, chunk: Chunk) -> Made | None:
+        """Make a chunk now. Raises nothing of the chunk's own."""
         ...
 
 
@@ -54,8 +64,12 @@ def in_order(todo: Iterator[Chunk], supply: Supply, metrics: Metrics | None = No
 
     The first chunk is made alone: the first batch should not compete with its successors, nor cost their bytes. They are
     begun when it is handed over.
+
+    A consumer that does less with batches than it costs to make them gets them made in its own thread, as long as their
+    rows are at hand: threads that hand the interpreter's lock to each other all the time take up to twice as long.
     """
     making: deque[Future[Made]] = deque()
+    alone = False  # the consumer's thread makes chunks itself, one at a time
 
     def begin(ahead: int) -> None:
         for chunk in islice(todo, ahead - len(making)):
@@ -63,42 +77,41 @@ def in_order(todo: Iterator[Chunk], supply: Supply, metrics: Metrics | None = No
 
     try:
         begin(1)
-        while making:
+        while True:
             started = time.monotonic()
-            made = making.popleft().result()
-            begin(supply.ahead - 1)
+            if making:
+                made = making.popleft().result()
+            else:
+                chunk = next(todo, None)
+                if chunk is None:
+                    return
+                made = supply.make(chunk) or supply.begin(chunk).result()
+            if not alone:
+                begin(supply.ahead - 1)
             if metrics is not None:
                 metrics.waited(started, time.monotonic(), made.phases)
                 metrics.add(**made.counts)
+            away = 0.0
             while made.batches:
+                handed = time.monotonic()
                 yield made.batches.popleft()
+                away += time.monotonic() - handed
             if made.error is not None:
                 raise made.error
-            begin(supply.ahead)
+            alone = supply.makes_alone and away + made.seconds("fetch") + made.seconds("decode") < made.seconds(
+                "collate"
+            )
+            if not alone:
+                begin(supply.ahead)
     finally:
         for future in making:
             future.cancel()
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which micro-batches of a rank one of several processes makes: number `base` + worker, then every workers-th.
-
-    Numbers count a rank's micro-batches from the beginning of the epoch; those before `skip` are left out.
-    """
-
-    worker: int
-    workers: int
-    base: int = 0
-    skip: int = 0
-
-    def takes(self, number: int) -> bool:
-        """Tell whether a micro-batch belongs to this process."""
-        return number >= self.skip and (number - self.base) % self.workers == self.worker
-
-
 class Threads:
     """Makes chunks in threads of this process."""
+
+    makes_alone = True
 
     def __init__(
         self,
@@ -113,6 +126,7 @@ class Threads:
         share: Share | None = None,
     ) -> None:
         self.ahead = num_threads + 1
+        self._opened = -1  # the window after this one is open, or being opened
         self._schedule = schedule
         self._source = ShardSource(plan.refs, plan.slots, cache, self.ahead)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="shardprep-read")
@@ -132,6 +146,22 @@ class Threads:
         """Start to make a chunk."""
         self._source.enter(self._schedule, chunk.window)
         return self._threads.submit(self._maker.make, chunk)
+
+    def make(self, chunk: Chunk) -> Made | None:
+        """Make a chunk in the calling thread, where all of it is read at once; else None."""
+        if not self._maker.takes_whole(chunk):
+            return None
+        self._source.enter(self._schedule, chunk.window)
+        if chunk.window > self._opened and chunk.window + 1 < len(self._schedule.windows):
+            self._opened = chunk.window
+            self._threads.submit(self._maker.open_window, chunk.window + 1)
+        try:
+            return self._maker.make_whole(chunk)
+        except Exception:
+            made = self.begin(chunk).result()  # the micro-batches before the one that fails come first
+            if made.error is None:
+                raise  # not the chunk's: a signal handler of the program raised it in the midst of our work
+            return made
 
 
 def play_share(
@@ -156,57 +186,6 @@ def play_share(
             del batch  # its memory goes back while the next one is waited for
 
 
-@dataclass
-class Read(Generic[T]):
-    """What was made of a chunk, the error that came after it, and where the time went."""
-
-    made: list[T] = field(default_factory=list)
-    error: BaseException | None = None
-    phases: list[tuple[str, float, float]] = field(default_factory=list)
-
-
-def read_chunk(
-    source: ShardSource, chunk: Chunk, specs_of_chunk: Callable[[], Group], make: Callable[[Group, Views], list[T]]
-) -> Read[T]:
-    """Return what `make` makes of the micro-batches of a chunk, with views of their rows, up to the first that fails.
-
-    Raises nothing: an error belongs to its place in the sequence.
-    """
-    early = chunk.number < EARLY_CHUNKS
-    try:
-        specs = specs_of_chunk()
-    except Exception as error:  # noqa: BLE001
-        return Read(error=error)
-    # By range, the rows of a chunk would be nearly the whole shard: its rounds are of many lengths.
-    if not early and not source.is_by_range:
-        read = _read_groups(source, [specs], make, early=early, fetch_on=True)
-        if read.error is None:
-            return read
-    # Also where a row cannot be had: the micro-batches before it come first.
-    return _read_groups(source, [[spec] for spec in specs], make, early=early, fetch_on=chunk.number > 0)
-
-
-def _read_groups(
-    source: ShardSource,
-    groups: Sequence[Group],
-    make: Callable[[Group, Views], list[T]],
-    *,
-    early: bool,
-    fetch_on: bool,
-) -> Read[T]:
-    read: Read[T] = Read()
-    try:
-        for group in groups:
-            started = time.monotonic()
-            views = source.views([spec for spec, _ in group], early, fetch_on=fetch_on) if group else {}
-            fetched = time.monotonic()
-            read.made += make(group, views)
-            read.phases += [("fetch", started, fetched), ("collate", fetched, time.monotonic())]
-    except BaseException as error:  # noqa: BLE001
-        read.error = error
-    return read
-
-
 class Maker:
     """Makes the batches of chunks; called by several threads at once."""
 
@@ -223,27 +202,29 @@ class Maker:
     ) -> None:
         self._plan, self._schedule, self._source, self._collator, self._state = plan, schedule, source, collator, state
         self._epoch, self._share = epoch, share
+        self._reader = ChunkReader(source, self._batches)
+        self.takes_whole = self._reader.takes_whole
 
     def make(self, chunk: Chunk) -> Made:
         """Return the batches of a chunk up to the first that fails."""
-        read = read_chunk(
-            self._source,
-            chunk,
-            lambda: specs_of(self._plan, self._schedule, chunk, self._share),
-            lambda group, views: [(self._batch(spec, last, views), last) for spec, last in group],
-        )
+        return self._made(self._reader.read(chunk, lambda: self._specs(chunk)))
+
+    def make_whole(self, chunk: Chunk) -> Made:
+        """Return the batches of a chunk, or raise what fails."""
+        return self._made(self._reader.read_whole(chunk, self._specs(chunk)))
+
+    def open_window(self, window: int) -> None:
+        """Let the schedule deal the rows of a window: 3 ms for 5,000 rows, which its first chunk need not wait for then."""
+        span = self._schedule.windows[window]
+        specs_of(self._plan, self._schedule, Chunk(0, window, span.start, span.start + 1))
+
+    def _specs(self, chunk: Chunk) -> Group:
+        return specs_of(self._plan, self._schedule, chunk, self._share)
+
+    def _made(self, read: Read[tuple[Batch, bool]]) -> Made:
         return Made(deque(read.made), read.error, read.phases, self._source.taken())
 
-    def _batch(self, spec: MicroBatch, last: bool, views: Views) -> Batch:
-        return self._collator.batch(
-            spec, views, last_in_step=last, epoch=self._epoch, name=spec.name, state=self._state
-        )
-
-
-def specs_of(plan: ReadPlan, schedule: Schedule, chunk: Chunk, share: Share | None) -> Group:
-    """Return the micro-batches of a chunk, or a process's share of them, with whether each is its step's last."""
-    specs: Iterable[tuple[MicroBatch, bool]] = plan.specs(schedule, chunk)
-    if share is not None:
-        first = chunk.first * plan.per_round
-        specs = (spec for number, spec in enumerate(specs, first) if share.takes(number))
-    return list(specs)
+    def _batches(self, group: Group, views: Views) -> list[tuple[Batch, bool]]:
+        facts = [{"last_in_step": last, "epoch": self._epoch, "state": self._state} for _, last in group]
+        batches = self._collator.batches([spec for spec, _ in group], views, facts)
+        return [(batch, batch.last_in_step) for batch in batches]

@@ -43,8 +43,9 @@ class Metrics:
     """Counters of one loader, added to by many threads. Pickled, it starts at zero in the other process.
 
     The wall clock runs from `began` (or the first wait) to `ended`, with the consumer's own work; time between epochs
-    does not count. A wait is split over what the threads did meanwhile for the awaited batches: "fetch" (storage),
-    "decode", "collate", "copy" (to a device); "other" is the rest, such as waiting for a thread.
+    does not count. A wait is split over what the threads did meanwhile for the awaited batches: "fetch" (bytes of shards,
+    or another process that brings them), "decode" (from those bytes to rows in the cache), "collate", "copy" (to a
+    device); "other" is the rest, such as waiting for a thread. The parts add up to the time waited.
 
     sinks  each gets a snapshot every `every_s` seconds, from the consumer's thread, and one at `ended`; their errors
            reach the consumer
@@ -121,6 +122,15 @@ class Metrics:
             for cause, seconds in split.items():
                 self._waited[cause] += seconds
             self._run_to(stop)
+
+    def copied(self, seconds: float) -> None:
+        """Add a wait for a batch's copy to its device: after it was handed over, before the consumer works on it."""
+        if self.steps is not None:
+            self.steps.copied(seconds)
+        with self._lock:
+            self._waited["copy"] += seconds
+            if self._mark is not None:
+                self._run_to(self._clock())
 
     def handed(self, batch: Handed) -> None:
         """Count a batch that the consumer gets now; write to the sinks that are due."""

@@ -77,6 +77,10 @@ class PipeLoader:
         """Take the memory of batches from here from now on; see `Loader.allocate_with`."""
         self._pool = BufferPool(POOL_BYTES, allocate)
 
+    def copied(self, seconds: float) -> None:
+        """Count a wait for the copy of the last batch to its device."""
+        self._metrics.copied(seconds)
+
     def log_steps(self, steps: StepLog) -> None:
         """Note every step in `steps` from now on; see `Loader.log_steps`."""
         self._metrics.steps = steps

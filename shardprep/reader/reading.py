@@ -12,13 +12,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol, TypeVar
-
-import pyarrow as pa
 
 from shardprep.core.block import TokenBlock
 from shardprep.errors import ManifestError
+from shardprep.reader.decoding import one_at_a_time
+from shardprep.reader.doing import DECODE, FETCH, doing
 from shardprep.reader.fetcher import difference, read_beside, read_until, start_read
 from shardprep.reader.layout import ShardLayout, read_layout
 from shardprep.reader.recent import Recent
@@ -98,7 +98,6 @@ class ShardReading:
             if isinstance(found, TokenBlock):
                 return found  # not kept: it may lie over an entry, which could not be removed then
             block = self.decode(group, found)
-            pa.default_memory_pool().release_unused()  # what decoding took beside the rows stays with the thread else
             start, stop = self.layout.spans[group]
             _fetched.put((id(self), group), (weakref.ref(self), group), stop - start)
         self._decoded[group] = block
@@ -153,20 +152,30 @@ class ShardReading:
 
     def _started(self, group: int, span: tuple[int, int]) -> Future[bytes]:
         start, stop = span
-        future = self._fetched[group] = start_read(self.ref, start, stop, self.stopped)
+        with self._at(FETCH):  # a local file is read at once
+            future = self._fetched[group] = start_read(self.ref, start, stop, self.stopped)
         self._bytes_read += stop - start
         return future
 
     def _decode(self, group: int, fetched: Future[bytes]) -> TokenBlock:
-        data = fetched.result()
+        layout = self.layout
+        with self._at(FETCH):
+            data = fetched.result()
         block = self._decoded.get(group)
-        if block is None:
-            try:
-                block = self._decoded[group] = self.layout.decode(group, data)
-            except ManifestError:
-                self.forget(group)
-                raise
+        if block is not None:
+            return block
+        with self._at(DECODE), one_at_a_time():
+            block = self._decoded.get(group)
+            if block is None:
+                try:
+                    block = self._decoded[group] = layout.decode(group, data)
+                except ManifestError:
+                    self.forget(group)
+                    raise
         return block
+
+    def _at(self, cause: str) -> AbstractContextManager[None]:
+        return doing.at(cause, self.ref.info.sha256)
 
     def drop(self, group: int) -> None:
         """Let go of the bytes of a group, unless the cache comes to it soon."""
@@ -186,12 +195,13 @@ class ShardReading:
     def _read_now(self, start: int, stop: int) -> bytes:
         with self._lock:
             self._bytes_read += stop - start
-        return read_until(self.stopped, self.ref, start, stop)
+        with self._at(FETCH):
+            return read_until(self.stopped, self.ref, start, stop)
 
     def _read_beside(self, name: str, size_bytes: int) -> bytes:
         with self._lock:
             self._bytes_read += size_bytes
-        with stop_retrying_when(self.stopped):
+        with self._at(FETCH), stop_retrying_when(self.stopped):
             return read_beside(self.ref, name, size_bytes)
 
 

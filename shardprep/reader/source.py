@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from shardprep.core.schedule import MicroBatch
 from shardprep.formats.view import View
 from shardprep.reader.cache import CachedShard, ShardCache
+from shardprep.reader.doing import Phase, doing
 from shardprep.reader.plan import Schedule
 from shardprep.reader.ranges import ShardRanges
 from shardprep.reader.ref import ShardRef
 from shardprep.reader.room import NoRoom
 
-FETCHES = 2  # shards fetched and decoded at once; each is several ranged requests of its own, and 18 MB of memory
+FETCHES = 2  # shards fetched at once; each is several ranged requests of its own
 WINDOWS_AHEAD = 64  # whose shards are told to a cache with a limit
 EARLY_CHUNKS = 4  # chunks that may read row groups by range instead of waiting for whole shards
 EARLY_TOKENS = 4 << 20  # of one shard, between the first and the last row of a micro-batch that is read by range: 16 MB
@@ -131,6 +132,10 @@ class ShardSource:
                 self._close_ranges(list(self._ranges))
         return views
 
+    def waits(self, start: float, stop: float, shards: Iterable[int]) -> list[Phase]:
+        """Return the time from before to after a call of `views` for these shards, by what was waited for."""
+        return doing.phases(start, stop, {self._refs[shard].info.sha256 for shard in shards})
+
     def taken(self) -> dict[str, int]:
         """Return bytes fetched, and shards that were in the cache or not, since the last call."""
         counts = self._cache.counts()
@@ -196,16 +201,25 @@ class ShardSource:
         with self._lock:
             for shard in self._wanted:
                 if shard not in self._held and len(self._held) < self._most_held:
-                    self._submit(shard)
+                    self._submit(shard, ahead=True)
                     self._ahead.add(shard)
             self._wanted = []
 
-    def _submit(self, shard: int) -> Future[CachedShard]:
+    def _submit(self, shard: int, ahead: bool = False) -> Future[CachedShard]:
         if self._cancelled.is_set():
             raise CancelledError
-        future = self._pool.submit(self._cache.get, self._refs[shard], cancelled=self._cancelled.is_set)
-        self._held[shard] = future
+        future = self._held[shard] = self._pool.submit(self._brought, self._refs[shard], ahead)
         return future
+
+    def _brought(self, ref: ShardRef, ahead: bool) -> CachedShard:
+        cached = self._cache.get(ref, cancelled=self._cancelled.is_set)
+        try:
+            if ahead and not self._cancelled.is_set():
+                _ = cached.view  # compared with its sums now, beside the threads that make batches
+        except BaseException:
+            cached.close()
+            raise
+        return cached
 
 
 def _let_go(future: Future[CachedShard]) -> None:

@@ -60,6 +60,8 @@ class StepLog:
         self.steps_per_epoch: int | None = None
         self.count = 0
         self._sums: list[int] = []
+        self._waited: dict[str, float] = {}
+        self._copied = 0.0  # since the last batch was handed over
         self._restart(0.0)
 
     def began(self, steps_per_epoch: int | None) -> None:
@@ -71,6 +73,11 @@ class StepLog:
         """Add a wait of the consumer, by cause, to the step that is being played."""
         for cause, more in seconds.items():
             self._waited[cause] += more
+
+    def copied(self, seconds: float) -> None:
+        """Add a wait for a batch's copy to its device, which came after it was handed over: it is no computing."""
+        self._waited["copy"] += seconds
+        self._copied += seconds
 
     def handed(self, batch: Played) -> None:
         """Note a batch that the consumer gets now."""
@@ -89,7 +96,8 @@ class StepLog:
         """Note that the consumer asks for the next batch, or for the end of the epoch."""
         now = self._clock()
         if not self._last:
-            self._between += now - self._handed_at
+            self._between += max(0.0, now - self._handed_at - self._copied)
+            self._copied = 0.0
             return
         epoch, step, step_rows, step_tokens = self._about
         record = (
@@ -115,7 +123,7 @@ class StepLog:
         return StepLog, ()  # as with Metrics: it starts at zero in the other process
 
     def _restart(self, now: float) -> None:
-        self._start, self._between = now, 0.0
+        self._start, self._between, self._copied = now, 0.0, 0.0
         self._waited = dict.fromkeys(CAUSES, 0.0)
         self._sums = [0, 0, 0, 0, 0]
         self._last, self._handed_at = False, now

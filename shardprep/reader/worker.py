@@ -20,7 +20,7 @@ from shardprep.formats.buffers import Unpooled
 from shardprep.formats.collate import FlatBlock, pack
 from shardprep.reader import wire
 from shardprep.reader.cache import ShardCache
-from shardprep.reader.making import Group, Views, read_chunk, specs_of
+from shardprep.reader.chunk_rows import ChunkReader, Group, Views, specs_of
 from shardprep.reader.plan import Chunk, ReadPlan, Schedule
 from shardprep.reader.source import ShardSource
 
@@ -129,6 +129,7 @@ class Packer:
     def __init__(self, plan: ReadPlan, schedule: Schedule, cache: ShardCache, epoch: int) -> None:
         self._plan, self._schedule, self._epoch = plan, schedule, epoch
         self._source = ShardSource(plan.refs, plan.slots, cache)
+        self._reader = ChunkReader(self._source, self._packed)
 
     def close(self) -> None:
         """Let go of the shards."""
@@ -141,9 +142,9 @@ class Packer:
 
         def specs() -> Group:
             self._source.enter(self._schedule, chunk.window)
-            return specs_of(self._plan, self._schedule, chunk, None)
+            return specs_of(self._plan, self._schedule, chunk)
 
-        read = read_chunk(self._source, chunk, specs, self._packed)
+        read = self._reader.read(chunk, specs)
         trace = "" if read.error is None else "".join(traceback.format_exception(read.error))
         return Reply(want.run, chunk.number, read.made, read.error, trace, read.phases, self._source.taken())
 

@@ -25,7 +25,8 @@ from shardprep.formats.buffers import Arrays
 from shardprep.formats.collate import BufferPool, Collator
 from shardprep.reader import wire
 from shardprep.reader.cache import ShardCache
-from shardprep.reader.making import Made, StateAfter, specs_of
+from shardprep.reader.chunk_rows import specs_of
+from shardprep.reader.making import Made, StateAfter
 from shardprep.reader.plan import Chunk, ReadPlan, Schedule
 from shardprep.reader.worker import Begin, Reply, Setup, Want
 
@@ -60,6 +61,11 @@ class WorkerPool:
         """Tell whether all workers live and none was left in the middle of an answer."""
         return self._end.alive and all(worker.fit for worker in self.workers)
 
+    @property
+    def is_new(self) -> bool:
+        """Tell whether the workers have not been asked for anything yet."""
+        return self._run == 0
+
     def close(self) -> None:
         """End the workers."""
         self._end()
@@ -74,6 +80,8 @@ class WorkerPool:
 
 class WorkerSupply:
     """Chunks of one epoch, made by the pool's workers, received and cut by a thread for each."""
+
+    makes_alone = False
 
     def __init__(self, pool: WorkerPool, run: int, schedule: Schedule, collator: Collator, state: StateAfter) -> None:
         self.ahead = CHUNKS_EACH * len(pool.workers)
@@ -96,6 +104,10 @@ class WorkerSupply:
         self._pool.workers[number].send(Want(self._run, chunk))
         return self._threads[number].submit(self._made, self._pool.workers[number], chunk)
 
+    def make(self, chunk: Chunk) -> None:
+        """Return None: workers make all chunks."""
+        del chunk
+
     def _made(self, worker: _Worker, chunk: Chunk) -> Made:
         """Return the chunk, received and cut."""
         try:
@@ -114,7 +126,7 @@ class WorkerSupply:
     def _what_it_made(self, chunk: Chunk) -> str:
         plan = self._pool.plan
         with contextlib.suppress(Exception):  # the worker's end matters more than where it was
-            specs = specs_of(plan, self._schedule, chunk, None)
+            specs = specs_of(plan, self._schedule, chunk)
             shards = sorted({int(shard) for spec, _ in specs for shard in spec.shard})
             names = [plan.refs[shard].info.name for shard in shards[:NAMED_SHARDS]]
             more = f" and {len(shards) - len(names)} more" if len(shards) > len(names) else ""

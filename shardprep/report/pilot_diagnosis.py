@@ -10,6 +10,7 @@ from shardprep.report.pilot_findings import Finding, Measured
 
 WAITS = 0.05  # share of time from which on something is a finding
 PADS = 0.10
+ALSO_NAMED = 0.25  # share of the waits from which on their second cause is named too
 LAGS = 0.10  # of a rank behind the median of the others
 TALKS = 0.10
 FIXED = 0.20
@@ -32,8 +33,11 @@ def _input(m: Measured) -> Iterator[Finding]:
     if m.wait_slowest < WAITS or (m.utilization is not None and m.utilization >= BUSY_GPU):
         return
     total = sum(m.wait_by_cause.values())
-    cause, seconds = max(m.wait_by_cause.items(), key=lambda item: item[1], default=("other", 0.0))
-    mostly = f", {seconds / total:.0%} of it for {_CAUSES[cause]}" if total > 0 else ""
+    ranked = sorted(m.wait_by_cause, key=lambda name: -m.wait_by_cause[name]) or ["other"]
+    cause = ranked[0]
+    named = [name for name in ranked[:2] if name == cause or m.wait_by_cause[name] >= ALSO_NAMED * total]
+    parts = [f"{m.wait_by_cause[name] / total:.0%} of it for {_CAUSES[name]}" for name in named] if total > 0 else []
+    mostly = "".join(f", {part}" for part in parts)
     evidence = {"wait_share_slowest": m.wait_slowest, "wait_share_by_rank": list(m.waits), **_seconds(m.wait_by_cause)}
     if m.utilization is not None:
         evidence["gpu_utilization"] = m.utilization
@@ -56,9 +60,10 @@ _CAUSES = {
 _REMEDIES = {
     "fetch": "Storage is slow, or the cache is cold: keep the cache folder between runs, put the data in the region of the "
     "machines, or let the pilot run past the first epoch.",
-    "decode": "Decoding happens once a node: a warm cache has none of it.",
+    "decode": "Decoding happens once a node: a warm cache has none of it. Keep the cache folder between runs, let the pilot run "
+    "past the first epoch, or give the node more processors.",
     "collate": "Give the loader more threads (num_threads) or worker processes (TorchLoader num_workers).",
-    "copy": "Let the loader copy ahead: TorchLoader(device=..., prefetch=2).",
+    "copy": "Let the loader copy ahead: TorchLoader(device=..., prefetch=2). If it does, a copy takes longer than a step.",
     "other": "Processors are short: give the loader more threads or worker processes, and the node fewer other tasks.",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -11,9 +10,11 @@ import torch
 
 from shardprep.errors import ConfigError
 from shardprep.formats.collate import Batch
+from shardprep.reader.head_start import HeadStart
 from shardprep.reader.loader import Loader
-from shardprep.reader.workers import WorkerPool
+from shardprep.reader.workers import WorkerPool, WorkerSupply
 from shardprep.torch.batch import Device, TorchBatch
+from shardprep.torch.copies import Copies, GpuCopies, copied_ahead
 from shardprep.torch.world import resolve_world
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class TorchLoader:
     loader              of `Dataset.loader`, or of `shardprep.pipe` (then num_workers=0); made without rank and world_size,
                         it gets those of `resolve_world`
     device              where batches go. To a GPU they are copied from pinned memory on a stream of their own
-    num_workers         0: threads of this process make the batches. k: k worker processes read, this process pads. The
-                        sequence is the same for every number
+    num_workers         0: threads of this process make the batches. k: k worker processes read, this process pads; it
+                        reads the first rows too, while they start. The sequence is the same for every number
     persistent_workers  keep the processes from one epoch to the next
     prefetch            batches on the device ahead of use; 2 on a GPU, else 0
 
@@ -123,13 +124,15 @@ class TorchLoader:
         batches = self._from_workers() if self.num_workers else iter(self.loader)
         if not self.prefetch:
             self._handed = None
+            copies = Copies(self.device, self.loader.copied)
             for batch in batches:
-                yield TorchBatch(batch).to(self.device)
+                yield copies.start(TorchBatch(batch))[0]
                 del batch  # its memory goes back while the next one is waited for
             return
         start = self.loader.upcoming_state()  # now: playing moves the loader on before the first batch is handed over
         self._handed = lambda: start
-        for early in _ahead(map(TorchBatch, batches), self.device, self.prefetch):
+        ahead = (GpuCopies if self.device.type == "cuda" else Copies)(self.device, self.loader.copied)
+        for early in copied_ahead(map(TorchBatch, batches), ahead, self.prefetch):
             self._handed = early.state
             yield early
             del early
@@ -151,14 +154,14 @@ class TorchLoader:
         if not self.persistent_workers or self._pool_taken:
             pool = WorkerPool(loader.plan, loader.open_cache, self.num_workers)
             try:
-                yield from loader.play(pool.supply)
+                yield from loader.play(partial(_supply, loader, pool))
             finally:
                 pool.close()
             return
         pool = self._pool_for_epoch()
         self._pool_taken = True
         try:
-            yield from loader.play(pool.supply)
+            yield from loader.play(partial(_supply, loader, pool))
         finally:
             self._pool_taken = False
 
@@ -168,6 +171,13 @@ class TorchLoader:
         if self._pool is None:
             self._pool = WorkerPool(self.loader.plan, self.loader.open_cache, self.num_workers)
         return self._pool
+
+
+def _supply(loader: Loader, pool: WorkerPool, *epoch: Any) -> HeadStart | WorkerSupply:
+    """Return the supply of an epoch: of workers that have just been started all but the first chunk."""
+    is_new = pool.is_new
+    workers = pool.supply(*epoch)
+    return HeadStart(loader.in_threads(*epoch), workers) if is_new else workers
 
 
 class _Epochs:
@@ -185,56 +195,3 @@ class _Epochs:
 def _pinned(device: torch.device, size_bytes: int) -> Any:
     with torch.cuda.device(device):  # threads begin on GPU 0, and each process would take memory there
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
-
-
-def _ahead(batches: Iterator[TorchBatch], device: torch.device, ahead: int) -> Iterator[TorchBatch]:
-    """Yield batches on the device, so many of them copied before they are asked for."""
-    copies = _GpuCopies(device) if device.type == "cuda" else None
-    waiting: deque[tuple[TorchBatch, Any]] = deque()
-    try:
-        for batch in batches:
-            waiting.append((batch.to(device), None) if copies is None else copies.start(batch))
-            del batch
-            if len(waiting) > ahead:
-                yield _ready(copies, *waiting.popleft())
-        while waiting:
-            yield _ready(copies, *waiting.popleft())
-    finally:
-        if copies is not None:
-            copies.finish()
-
-
-def _ready(copies: _GpuCopies | None, batch: TorchBatch, event: Any) -> TorchBatch:
-    return batch if copies is None else copies.ready(batch, event)
-
-
-class _GpuCopies:
-    """Copies to a GPU on a stream of their own, so that they run beside the training step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._under_way: deque[tuple[Any, TorchBatch]] = deque()
-
-    def start(self, batch: TorchBatch) -> tuple[TorchBatch, Any]:
-        """Begin a copy. The pinned source stays alive until it is done: only then may its memory be used again."""
-        while self._under_way and self._under_way[0][0].query():
-            self._under_way.popleft()
-        with torch.cuda.stream(self._stream):
-            copy = batch.to(self._device, non_blocking=True)
-        event = self._stream.record_event()
-        self._under_way.append((event, batch))
-        return copy, event
-
-    def finish(self) -> None:
-        """Wait for all copies: then the pool may have the memory they came from."""
-        self._stream.synchronize()
-        self._under_way.clear()
-
-    def ready(self, copy: TorchBatch, event: Any) -> TorchBatch:
-        """Let the stream that trains wait for the copy, and the allocator know that it is used there."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(event)
-        for tensor in copy.tensors():
-            tensor.record_stream(current)
-        return copy
