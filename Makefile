@@ -17,9 +17,13 @@ CONFIG    ?= $(if $(filter $(SAMPLE),$(SOURCE)),pipelines/sample.toml,pipelines/
 REPORT    ?= $(if $(findstring ://,$(OUTPUT)),build/report.html,$(OUTPUT)/report.html)
 ARGS      ?=
 
-# Two, not one a core: tests start clusters and servers of their own.
-TEST_JOBS ?= 2
-PYTEST    := -m pytest -n $(TEST_JOBS) -m "not slow"
+# Three, however many cores: tests start clusters and servers of their own, and wait for them. A file is one process's:
+# what its tests share is made once; in their order, as the last ones are short enough to end together.
+TEST_JOBS ?= 3
+PYTEST    := -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
+
+# Where it is set, each of the thousand processes that the tests start would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help shards train-demo test test-slow check format lint types floors docs coverage sample-twice bench image-context clean
@@ -40,15 +44,18 @@ train-demo: $(VENV)/.train  ## train on the sample, kill it, go on, and hold the
 	@$(BIN)/python pipelines/train_demo.py $(ARGS)
 
 # ---- environments: stamps, so that pip runs only when pyproject.toml changed. The install is editable: sources are live.
+# Each of them begins from nothing, so that `make check` runs pip once; what holds more stands for what holds less.
+
+SETTINGS := pyproject.toml constraints.txt shardprep/version.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"shardprep needs Python 3.11 or newer, but {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
 	@echo "making $(VENV) ..."
 	@$(PYTHON) -m venv "$(VENV)"
-
-$(VENV)/.run: pyproject.toml constraints.txt shardprep/version.py | $(BIN)/python
-	@echo "installing shardprep into $(VENV) ..."
 	@$(PIP) install --upgrade "pip>=25.1"
+
+$(VENV)/.run: $(SETTINGS) | $(BIN)/python
+	@echo "installing shardprep into $(VENV) ..."
 	@$(INSTALL)
 	@touch $@
 
@@ -58,15 +65,15 @@ $(VENV)/.train: $(VENV)/.run
 	@$(INSTALL) --group train $(INDEX)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run
-	@echo "installing what the tests need ..."
+$(VENV)/.test: $(SETTINGS) | $(BIN)/python
+	@echo "installing shardprep and what its tests need into $(VENV) ..."
 	@$(INSTALL) --group test
-	@touch $@
+	@touch $(VENV)/.run $@
 
-$(VENV)/.dev: $(VENV)/.test
-	@echo "installing what the checks need ..."
+$(VENV)/.dev: $(SETTINGS) | $(BIN)/python
+	@echo "installing shardprep and what its checks need into $(VENV) ..."
 	@$(INSTALL) --group test --group lint --group docs
-	@touch $@
+	@touch $(VENV)/.run $(VENV)/.test $@
 
 # ---- tests and checks: `make check` is what CI runs, no more and no less ---------------------------------------------
 

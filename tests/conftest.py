@@ -29,7 +29,7 @@ def _nothing_is_left_behind(request):
     threads = set(threading.enumerate())
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (left := _left_behind(threads, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"{request.node.nodeid} left behind: {left}"

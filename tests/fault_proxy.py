@@ -248,12 +248,12 @@ class FaultProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._is_ready.wait(10), "the fault proxy did not start"
+        assert self._is_ready.wait(300), "the fault proxy did not start"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(120)
 
     @property
     def endpoint(self) -> str:
@@ -275,7 +275,7 @@ class FaultProxy:
         async def run() -> Any:
             return call()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(120)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

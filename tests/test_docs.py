@@ -14,7 +14,6 @@ import sys
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,7 +65,7 @@ def fits(expected: str, got: str) -> bool:
 def run_console(body: str, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command, expected in commands_of(body):
-        done = run(["bash", "-c", command], folder, env=os.environ | {"PATH": path})
+        done = run(["bash", "-c", command], folder, PATH=path)
         said = done.stdout + done.stderr
         assert done.returncode == 0, f"$ {command}\nexit {done.returncode}:\n{said}"
         assert not expected or fits(expected, said), f"$ {command}\nthe page says:\n{expected}\nbut it printed:\n{said}"
@@ -80,7 +79,8 @@ def run_python(snippets: list[Snippet], folder: Path) -> None:
     assert done.returncode == 0, f"{script.read_text()}\n{done.stderr}"
 
 
-def run(command: list[str], folder: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    # One thread each: several on few cores wait for each other at full speed.
     return subprocess.run(
         command,
         cwd=folder,
@@ -89,7 +89,7 @@ def run(command: list[str], folder: Path, **settings: Any) -> subprocess.Complet
         text=True,
         timeout=TIMEOUT_S,
         check=False,
-        **settings,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
     )
 
 

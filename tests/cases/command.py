@@ -54,7 +54,7 @@ def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, st
     return {name: value for name, value in env.items() if value is not None}
 
 
-def spawn(*arguments: object, env: Mapping[str, str | None] | None = None, timeout_s: float = 120) -> Ran:
+def spawn(*arguments: object, env: Mapping[str, str | None] | None = None, timeout_s: float = 300) -> Ran:
     """Run a command as a process of its own."""
     done = subprocess.run(
         command_line(*arguments), env=environment(env), capture_output=True, text=True, timeout=timeout_s, check=False

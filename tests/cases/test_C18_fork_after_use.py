@@ -34,7 +34,7 @@ def test_two_processes_after_use_of_the_tokenizer_and_the_listing(tmp_path):
     program.write_text(PROGRAM)
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(program), str(tmp_path / "in"), str(tmp_path / "out"), str(BYTE)],
-        env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
@@ -47,7 +47,7 @@ def test_the_variable_of_the_user_changes_nothing(tmp_path, variable):
     write(tmp_path / "in/docs.jsonl", docs_1000(100))
     flags = ("--scheduler", "local", "--workers", 2)
     ran = spawn(
-        *arguments_of(tmp_path / "in", tmp_path / "out", flags), env={"TOKENIZERS_PARALLELISM": variable}, timeout_s=60
+        *arguments_of(tmp_path / "in", tmp_path / "out", flags), env={"TOKENIZERS_PARALLELISM": variable}, timeout_s=300
     )
     assert ran.code == 0, ran.err
     assert assert_sound(tmp_path / "out").ids == {str(i) for i in range(100)}
@@ -61,7 +61,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
         f"import shardprep\nshardprep.build({source!r}, {output!r}, tokenizer={str(BYTE)!r}, workers=2)\n"
     )
     ran = subprocess.run(
-        [sys.executable, str(program)], env=environment(), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(program)], env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 1
     last = ran.stderr.strip().splitlines()[-1]

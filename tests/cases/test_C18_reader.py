@@ -68,7 +68,7 @@ def assert_read_in_forked_children(made, root, tmp_path, env):
     source = made.root.parent / "in"
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(program), str(source), root, str(tmp_path / "cache"), str(BYTE)],
-        env=environment(env), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(env), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""

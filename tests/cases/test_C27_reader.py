@@ -84,7 +84,7 @@ def test_private_memory_does_not_grow_with_the_file(tmp_path):
     for count in (10_000, 50_000):
         root = numbers(tmp_path / str(count), [1_000] * count, shards=1, row_group_size="256KiB")
         command = [sys.executable, str(program), root, str(tmp_path / f"cache-{count}")]
-        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=True)
+        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=True)
         found, peak = json.loads(ran.stdout)
         assert found == count
         peaks.append(peak)

@@ -1,6 +1,7 @@
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ LOCAL = ("--scheduler", "local", "--workers", 2, "--shards", 40)
 
 
 def files(output):
-    return sum(path.is_file() for path in output.rglob("*"))
+    return sum(len(names) for _, _, names in os.walk(output))  # which bears folders that go meanwhile
 
 
 def killed_after(source, output, more_files, later_s):
@@ -25,14 +26,14 @@ def killed_after(source, output, more_files, later_s):
     process = subprocess.Popen(
         command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline and files(output) < before + more_files:
-        time.sleep(0.0005)
+        time.sleep(0.002)
     time.sleep(later_s)
     ended = process.poll() is not None
     if not ended:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.wait(300)
     return ended
 
 
@@ -52,14 +53,20 @@ def test_killed_ten_times_and_then_left_alone(source, right, tmp_path):
     rng = random.Random(30)
     output = tmp_path / "out"
     shards = []
-    for _ in range(10):
-        assert not killed_after(source, output, rng.randint(1, 8), rng.uniform(0, 0.01))
+    for _ in range(40):
+        if killed_after(source, output, rng.randint(1, 8), rng.uniform(0, 0.01)):  # too late: this machine is busy
+            assert content(output) == right
+            shutil.rmtree(output)
+            continue
         assert_not_published(output)
         shards.append(len(list(output.rglob("*.parquet"))))
         ran = run("verify", output)
         assert ran.code == 1
         assert "not finished" in ran.err
-    assert any(0 < count < 40 for count in shards), "no kill fell into the writing of shards"
+        if len(shards) >= 10 and any(0 < count < 40 for count in shards):
+            break
+    else:
+        raise AssertionError(f"ten kills, one of them while shards are written: shards after each kill {shards}")
     ran = spawn(*arguments_of(source, output, LOCAL))
     assert ran.code == 0, ran.err
     assert assert_sound(output).ids == {str(i) for i in range(1000)}
@@ -71,7 +78,7 @@ def limited(arguments, bytes_):
     # A coverage measurement of the child has a file of its own, which the limit would hit too.
     env = {name: value for name, value in environment().items() if not name.startswith("COVERAGE_")}
     done = subprocess.run(
-        command_line(*arguments), env=env, capture_output=True, text=True, timeout=100, check=False,
+        command_line(*arguments), env=env, capture_output=True, text=True, timeout=300, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_)),
     )  # fmt: skip
     return done.returncode, done.stderr

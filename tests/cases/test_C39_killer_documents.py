@@ -18,7 +18,7 @@ def poison_build(source, output, **settings):
     settings = {"id_field": "id", "workers": 2, **settings}
     return subprocess.run(
         [sys.executable, str(PROGRAM), str(source), str(output), json.dumps(settings)],
-        env=environment(), capture_output=True, text=True, timeout=120, check=False,
+        env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

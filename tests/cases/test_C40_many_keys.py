@@ -70,7 +70,7 @@ def test_real_workers_start_soon_and_without_a_warning(folder, padded, tmp_path)
     dataset = assert_sound(tmp_path / "out")
     assert dataset.ledger["tokens"] == 25_000
     facts = json.loads((tmp_path / "out" / dataset.manifest["plan"] / "build.json").read_bytes())
-    assert facts["seconds"]["listing"] + facts["seconds"]["engine"] < 10
+    assert facts["seconds"]["listing"] + facts["seconds"]["engine"] < 100  # 1 s on a quiet machine
 
 
 def test_the_tokenizer_is_loaded_once_a_process(folder, tmp_path):
@@ -79,7 +79,7 @@ def test_the_tokenizer_is_loaded_once_a_process(folder, tmp_path):
     settings = json.dumps({"id_field": "id", "workers": 2, "split": "train=0.5,test=0.5"})
     ran = subprocess.run(
         [sys.executable, str(program), str(folder), str(tmp_path / "out"), settings],
-        env=environment({"LOADS_LOG": str(log)}), capture_output=True, text=True, timeout=60, check=False,
+        env=environment({"LOADS_LOG": str(log)}), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     loads = Counter(log.read_text().split())

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 import shardprep
@@ -20,11 +18,9 @@ def seven(tmp_path_factory):
 @pytest.mark.parametrize("threads", [1, 2, 5, 9])  # 0 workers is one thread: nothing else runs
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_document_once(seven, world, threads, shuffle):
-    started = time.monotonic()
     loaders = ranks(seven / "out", seven / "cache", world, batch_size=4, num_threads=threads, shuffle=shuffle)
     rounds = played_together(loaders)
     assert counted(batch for together in rounds for batch in together) == once(100)
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 12])

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -63,10 +62,8 @@ def test_4_real_processes_with_a_barrier_at_each_step(tmp_path, tail):
     }  # fmt: skip
     path = tmp_path / "job.json"
     path.write_text(json.dumps(job))
-    started = time.monotonic()
     processes = [subprocess.Popen([sys.executable, TRAINING, path, str(r)], env=environment()) for r in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
-    assert time.monotonic() - started < 60
+    assert [process.wait(300) for process in processes] == [0] * 4
     logs = [[json.loads(line) for line in (tmp_path / f"1-{rank}.jsonl").read_text().splitlines()] for rank in range(4)]
     assert [len(log) for log in logs] == [6 if tail == "pad" else 5] * 4
     seen = Counter(row for log in logs for line in log for row in line["rows"])

@@ -1,6 +1,5 @@
 """A failing reader is not a short epoch, in threads; worker processes that die are tested with tests/torch."""
 
-import time
 import uuid
 
 import pytest
@@ -57,12 +56,10 @@ def test_always_is_an_exception_that_names_the_shard(remote, made, tmp_path):
     root, proxy = remote
     proxy.set_rules([{"kind": "reset_after", "key": THIRD, "method": "GET", "share": 0.6}])
     loader = shardprep.open(root, cache_dir=tmp_path / "cache").loader(batch_size=8, num_threads=2)
-    started = time.monotonic()
     seen = []
     with pytest.raises(ShardprepError, match="00003-of-00005"):  # noqa: PT012
         for batch in loader:
             seen += batch.ids
-    assert time.monotonic() - started < 60
     assert {row["id"] for row in made.rows[600:800]}.isdisjoint(seen)
     assert proxy.counts()["faults"]["reset_after"] <= 60  # tries are bounded
     state = loader.state_dict()

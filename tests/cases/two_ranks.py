@@ -1,6 +1,8 @@
 """A job of two ranks with two threads each, in one process group, as a launcher starts them.
 
 two_ranks.py DATASET CACHE SECONDS_A_BATCH
+
+SECONDS_A_BATCH may be "hold": then both stay at their first batch until standard input ends.
 """
 
 import fcntl
@@ -32,8 +34,10 @@ def rank(root: str, cache: str, pause: str, number: str) -> None:
     for batch in loader:
         if not ids:
             say(root, "first", number)
+            if pause == "hold":
+                sys.stdin.read()
         ids += [name for name, weight in zip(batch.ids, batch.weight, strict=True) if weight]
-        time.sleep(float(pause))
+        time.sleep(0 if pause == "hold" else float(pause))
     say(root, "done", number, ids)
 
 

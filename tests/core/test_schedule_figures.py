@@ -95,7 +95,7 @@ def test_start_does_not_grow_with_rows(slots):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert rounds * slots > 6_000_000
-    assert took < 1  # with tracing; 0.02 to 0.06 s without
+    assert took < 5  # with tracing; 0.02 to 0.06 s without, and hours if each row were touched
     assert peak < 50e6
     memory = sum(a.nbytes for w in epoch._open.values() for lane in w._lanes.values() for a in (lane.shard, lane.row))
     assert memory < 1e6
@@ -104,7 +104,7 @@ def test_start_does_not_grow_with_rows(slots):
 def test_many_micro_batches_a_second():
     for slots, asked in ((1, 1), (8, 8), (8, 1)):
         best = min(_micros_each(slots, asked) for _ in range(3))
-        assert best < 60, f"{slots} slots, {asked} of them asked for: {best:.1f} us each"  # 4 to 10 on a quiet machine
+        assert best < 250, f"{slots} slots, {asked} of them asked for: {best:.1f} us each"  # 4 to 10 on a quiet machine
 
 
 def _micros_each(slots, asked):

@@ -16,6 +16,7 @@ from shardprep.core.buckets import LengthBuckets
 from shardprep.core.histogram import histogram_of
 from shardprep.core.schedule import Epoch, Policy, RowSet
 from shardprep.errors import BlockError, ConfigError
+from shardprep.formats import collate
 from shardprep.formats.collate import Batch, BufferPool, Collator, pack
 
 PADS = st.integers(-(2**31), 2**31 - 1)
@@ -105,6 +106,29 @@ def test_the_schedules_own_micro_batches_are_specs():
             assert_same(next(collator.from_flat(pack([spec], views))), batch)
             seen += batch.ids[: batch.real]
     assert sorted(seen) == sorted(row.id for shard in (0, 1) for row in rows[shard])
+
+
+def test_batches_made_together_are_those_made_one_by_one(monkeypatch):
+    monkeypatch.setattr(collate, "TOGETHER_SLOTS", 40)
+    view = view_of([Row(str(n), [n] * n) for n in range(1, 9)])
+    specs = [spec_of([(0, i), (0, i - 1)], i + 2, real=1 + i % 2) for i in range(1, 8)]
+    facts = [{"epoch": i, "last_in_step": i % 2 == 0} for i in range(len(specs))]
+    collator = Collator(9, BufferPool())
+    together = collator.batches(specs, {0: view}, facts)
+    for batch, spec, some in zip(together, specs, facts, strict=True):
+        assert_same(batch, collator.batch(spec, {0: view}, **some))
+        for array in (batch.input_ids, batch.attention_mask):
+            assert array.flags.c_contiguous
+        assert batch.input_ids.__array_interface__["data"][0] % 64 == 0
+    owners = [id(owner_of(batch.input_ids)) for batch in together]
+    assert len(set(owners)) == 3  # 6, 8, 10 and 12 slots and gaps between them, then 14 and 16, then 18
+    assert collator.batches([], {}) == []
+
+
+def owner_of(array):
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.base
 
 
 def test_the_state_is_asked_for_once_and_only_when_needed():

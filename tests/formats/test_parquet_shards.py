@@ -101,6 +101,25 @@ def test_any_rows_come_back(groups):
         assert_same(decode_row_group(file, index), expected)
 
 
+def test_a_large_group_comes_back_from_its_parts_in_memory_that_arrow_does_not_keep():
+    written = [many_rows(3_000, 400), many_rows(1, 300_000, seed=1)]
+    columns = shard_schema(written[0].columns.schema, pieces=False, metadata={})
+    file = open_shard(encode_shard(written, columns)[0])
+    before = pa.total_allocated_bytes()
+    for index, expected in enumerate(written):
+        found = decode_row_group(file, index)
+        assert pa.total_allocated_bytes() - before < 500_000 < found.ids.nbytes
+        assert np.array_equal(found.ids, expected.ids)
+        assert np.array_equal(found.offsets, expected.offsets)
+        assert found.columns.to_pydict() == expected.columns.to_pydict()
+        assert not found.ids.flags.writeable
+
+
+def test_a_group_without_rows_is_a_block_without_rows():
+    found = decode_row_group(open_shard(encode_shard([BLOCKS[0].slice(0, 0)], SCHEMA)[0]), 0)
+    assert_same(found, BLOCKS[0].slice(0, 0))
+
+
 def test_the_same_rows_make_the_same_bytes_and_slices_do_not_show():
     data, digest = encode_shard(BLOCKS, SCHEMA)
     shown = block([[9, 9], [1, 2], [3], [], [4]], start=-1).slice(1, 4)

@@ -52,7 +52,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(sdk: Path, shard: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", READ, str(sdk), str(shard)]
     env = {"PYTHONPATH": str(sdk), "PATH": "", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.slow

@@ -335,7 +335,7 @@ def run_alone(program):
     environment = {k: v for k, v in os.environ.items() if k not in {"TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"}}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr

@@ -66,7 +66,7 @@ except TokenizerError as error:
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1", **environment},
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -69,7 +69,7 @@ def command(source: Path | str, output: Path | str, *flags: str) -> list[str]:
 
 
 def run(
-    arguments: list[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 100.0
+    arguments: list[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return exit code and output."""
     return subprocess.run(

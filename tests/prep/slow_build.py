@@ -1,8 +1,9 @@
 """A build with a slow tokenizer that writes down what it did: so that a test can kill it at a moment of its choice.
 
-    SLOW_BUILD_LOG=FILE python slow_build.py CALL_JSON
+    SLOW_BUILD_LOG=FILE SLOW_BUILD_HOLD=CALLS python slow_build.py CALL_JSON
 
-The call: source, output and settings. The log gets one line for each call of the tokenizer: "PID texts".
+The call: source, output and settings. The log gets one line for each call of the tokenizer: "PID texts". Calls after the
+first so many wait as long as there is FILE.hold: so there is a middle of the work, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ class SlowBytes:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Any, Any]:
         line = f"{os.getpid()} {len(texts)}\n".encode()
-        file = os.open(os.environ["SLOW_BUILD_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        log = os.environ["SLOW_BUILD_LOG"]
+        file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         os.write(file, line)
+        number = os.pread(file, os.lseek(file, 0, os.SEEK_CUR), 0).count(b"\n")
         os.close(file)
         time.sleep(SLEEP_S)
+        while number > int(os.environ["SLOW_BUILD_HOLD"]) and os.path.exists(f"{log}.hold"):
+            time.sleep(0.01)
         data = [text.encode() for text in texts]
         offsets = np.concatenate([[0], np.cumsum([len(d) for d in data])]).astype(np.int64)
         return np.frombuffer(b"".join(data), dtype=np.uint8).astype(np.int32), offsets

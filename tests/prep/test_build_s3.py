@@ -35,7 +35,7 @@ from tests.prep.builds import (
 )
 from tests.servers import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedFS, environment
 
-SMALL, LARGE = documents(250, seed=1), documents(1_300, seed=2, longest=500)
+SMALL, LARGE = documents(80, seed=1), documents(1_300, seed=2, longest=500)
 SETTINGS: dict[str, Any] = {"split": "train=0.8,validation=0.2", "shards": 3, "dedup": "exact"}
 FLAGS = ("--split", "train=0.8,validation=0.2", "--shards", "3", "--dedup", "exact")
 IMPATIENT = RetryPolicy(attempts=6, base_s=0.01, cap_s=0.2, deadline_s=20.0)
@@ -193,7 +193,7 @@ FAULTS: dict[str, list[dict[str, Any]]] = {
     "resets": [{"kind": "reset", "every": 4, "first": 2}],
     "resets within bodies": [{"kind": "reset_after", "method": "GET", "every": 4, "first": 2}],
     "truncated bodies": [{"kind": "truncate", "method": "GET", "every": 3, "first": 2}],
-    "stalls": [{"kind": "stall", "every": 20, "first": 1, "delay": 0.3}],
+    "stalls": [{"kind": "stall", "every": 10, "first": 1, "delay": 0.3}],
     "lost answers to puts": [{"kind": "lost_answer", "method": "PUT", "first": 1}],
     "errors": [{"kind": "error", "status": 500, "code": "InternalError", "every": 3, "first": 2}],
     "credentials expired for a while": [{"kind": "expired", "every": 7, "first": 1}],
@@ -385,7 +385,7 @@ def test_credentials_that_end_in_the_middle_set_nobody_aside(
 ) -> None:
     """The output is a local disk, which goes on taking files: what could not be read must not be left out for it."""
     rule = {"kind": "error", "status": 403, "code": code, "method": "GET"}
-    for names in (["d0020"], ["large.jsonl"], ["/d00", ".jsonl"]):
+    for names in (["d0002"], ["large.jsonl"], ["/d00", ".jsonl"]):
         proxy.set_rules([{**rule, "match": name} for name in names])
         with pytest.raises(Denied, match=code) as caught:
             build_here(shared_source, tmp_path, **SETTINGS)

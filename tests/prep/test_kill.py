@@ -23,15 +23,18 @@ from tests.prep.builds import assert_holds, assert_unpublished, assert_whole, do
 SLOW_BUILD = Path(__file__).with_name("slow_build.py")
 DOCUMENTS = documents(2_000, seed=5, longest=40)
 SETTINGS: dict[str, Any] = {"id_field": "id", "shards": 6, "split": "train=0.9,validation=0.1"}
-END_S = 120.0
+END_S = 300.0
 SLOW: dict[bool, list[Any]] = {True: [pytest.mark.slow], False: []}
 
 
 class Running:
     """A build under way, in a process group of its own."""
 
-    def __init__(self, folder: Path, source: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, source: Path, hold_after: int | None = None, **settings: Any) -> None:
         self.output, self.log = folder / "out", folder / f"log-{time.monotonic_ns()}"
+        self._hold = Path(f"{self.log}.hold")
+        if hold_after is not None:
+            self._hold.touch()
         call = {
             "source": str(source),
             "output": str(self.output),
@@ -40,7 +43,7 @@ class Running:
         self._seen: dict[int, psutil.Process] = {}
         self.process = subprocess.Popen(
             [sys.executable, str(SLOW_BUILD), json.dumps(call)],
-            env={**os.environ, "SLOW_BUILD_LOG": str(self.log)},
+            env={**os.environ, "SLOW_BUILD_LOG": str(self.log), "SLOW_BUILD_HOLD": str(hold_after or 0)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,12 +67,24 @@ class Running:
                     out.append(child)
         return out
 
-    def survivors(self, wait_s: float = 10.0) -> list[psutil.Process]:
+    def go_on(self) -> None:
+        """Let the scans go on that were held."""
+        self._hold.unlink(missing_ok=True)
+
+    def survivors(self, wait_s: float = 200.0) -> list[psutil.Process]:
         """Return which processes are still there some seconds later."""
         deadline = time.monotonic() + wait_s
         while (left := [c for c in self._seen.values() if _is_alive(c)]) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left
+
+    def wait_for_workers(self, count: int) -> list[psutil.Process]:
+        """Return the workers once there are so many."""
+        deadline = time.monotonic() + END_S
+        while len(workers := self.workers()) != count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return workers
 
     def staged(self) -> int:
         return len(list(self.output.glob("*/_staging/scan-*.json")))
@@ -115,8 +130,8 @@ def right(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
 
 
 @contextlib.contextmanager
-def running(folder: Path, source: Path, **settings: Any) -> Iterator[Running]:
-    build = Running(folder, source, **settings)
+def running(folder: Path, source: Path, hold_after: int | None = None, **settings: Any) -> Iterator[Running]:
+    build = Running(folder, source, hold_after, **settings)
     try:
         yield build
     finally:
@@ -125,11 +140,15 @@ def running(folder: Path, source: Path, **settings: Any) -> Iterator[Running]:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill: once so much was staged or written, and a little later."""
+    """When to kill: once so much was staged or written, and a little later. No more is scanned than that."""
 
     what: str
     count: int
     later_s: float
+
+    @property
+    def hold_after(self) -> int | None:
+        return {"workers": 0, "staged": self.count, "shards": None}[self.what]
 
     def wait(self, build: Running) -> None:
         counts = {"workers": lambda: len(build.workers()), "staged": build.staged, "shards": build.shards}
@@ -137,7 +156,7 @@ class Moment:
         deadline = time.monotonic() + END_S
         while count() < self.count and build.process.poll() is None and time.monotonic() < deadline:
             build.children()
-            time.sleep(0.002)
+            time.sleep(0.01)
         build.children()
         time.sleep(self.later_s)
 
@@ -173,7 +192,7 @@ def assert_rerun_is_right(
 def test_everything_is_killed(seed: int, source: Path, right: tuple[dict[str, str], int], tmp_path: Path) -> None:
     rng = random.Random(seed)
     workers, then = rng.sample([1, 2, 3], 2)
-    with running(tmp_path, source, workers=workers) as build:
+    with running(tmp_path, source, moment(seed).hold_after, workers=workers) as build:
         moment(seed).wait(build)
         build.kill_all()
     assert not build.survivors()
@@ -185,11 +204,13 @@ def test_everything_is_killed(seed: int, source: Path, right: tuple[dict[str, st
 @pytest.mark.parametrize("seed", quick(1, 4))
 def test_the_driver_is_killed(seed: int, source: Path, right: tuple[dict[str, str], int], tmp_path: Path) -> None:
     """Its workers end by themselves."""
-    with running(tmp_path, source, workers=2) as build:
-        Moment("staged", 1 + seed, 0.05).wait(build)
-        assert len(build.workers()) == 2
+    when = Moment("staged", 1 + seed, 0.05)
+    with running(tmp_path, source, when.hold_after, workers=2) as build:
+        when.wait(build)
+        build.wait_for_workers(2)
         build.process.kill()
-        build.process.wait(10)
+        build.process.wait(300)
+        build.go_on()
         assert not build.survivors()
     assert_rerun_is_right(tmp_path, source, right, 1, build.encoded(), 2)
 
@@ -210,13 +231,13 @@ def test_workers_are_killed(
     """The run itself goes on to the end, and no document is blamed."""
     rng = random.Random(seed)
     when = Moment("staged", 1 + seed, rng.uniform(0, 0.2)) if seed < 3 else Moment("shards", seed - 2, 0.0)
-    with running(tmp_path, source, workers=2) as build:
+    with running(tmp_path, source, when.hold_after, workers=2) as build:
         when.wait(build)
-        workers = build.workers()
-        assert len(workers) == 2
+        workers = build.wait_for_workers(2)
         for worker in workers if all_of_them else rng.sample(workers, 1):
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
+        build.go_on()
         code, said = build.wait()
         assert code == 0, said
         assert not build.survivors()

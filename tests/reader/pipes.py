@@ -14,7 +14,7 @@ import shardprep
 
 FEED = Path(__file__).parent / "feed.py"
 BUFFER = 1 << 16  # the smallest: many windows of few rows
-END_S = 60
+END_S = 300
 
 
 def shards_of(uri, split="train"):

@@ -41,7 +41,7 @@ def test_no_room_on_the_disk_is_said_and_leaves_nothing(tmp_path, what):
     # A coverage measurement of the child has a file of its own, which the limit would hit too.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     command = [sys.executable, "-c", LIMITED, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("shardprep.errors.Full: no space left for shards in the cache folder")

@@ -32,7 +32,7 @@ def start(tmp_path, limit, seed, times):
 
 def killed(process):
     process.kill()
-    process.wait(10)
+    process.wait(300)
     process.stdout.close()
 
 
@@ -49,7 +49,9 @@ def kill_and_continue(tmp_path, refs, kills):
     limit = 300_000  # two entries of four: there is always something to write
     rng = random.Random(7)
     parts = 0
-    for number in range(kills):
+    for number in range(100 * kills):
+        if number >= kills and parts:
+            break
         process = start(tmp_path, limit, number, 100_000)
         time.sleep(rng.uniform(0, 0.1))
         killed(process)
@@ -74,7 +76,7 @@ def test_two_jobs_on_one_folder_fetch_each_shard_once(tmp_path, refs):
     jobs = [start(tmp_path, 0, seed, 30) for seed in range(2)]
     misses = 0
     for job in jobs:
-        out, _ = job.communicate(timeout=60)
+        out, _ = job.communicate(timeout=300)
         assert job.returncode == 0
         misses += int(out.split()[0])
     assert misses == len(refs)
@@ -86,7 +88,7 @@ def test_a_job_is_not_disturbed_by_the_death_of_another(tmp_path, refs):
         dies = start(tmp_path, 300_000, seed, 100_000)
         time.sleep(0.03 * seed)
         killed(dies)
-    out, _ = stays.communicate(timeout=60)
+    out, _ = stays.communicate(timeout=300)
     assert stays.returncode == 0
     assert out.endswith("done\n")
     assert_all_readable(tmp_path, refs, 300_000)
@@ -105,8 +107,8 @@ from tests.reader.shards import refs_in
 def fork_instead(*_):
     if os.fork() == 0:
         print("child", os.getpid(), flush=True)
-        time.sleep(60)
-    time.sleep(60)
+        time.sleep(600)
+    time.sleep(600)
 filling._copied = fork_instead
 ShardCache({str(tmp_path / "cache")!r}).get(ref)
 """
@@ -117,7 +119,7 @@ ShardCache({str(tmp_path / "cache")!r}).get(ref)
         assert any(name.endswith(".part") for name in os.listdir(tmp_path / "cache"))
         started = time.monotonic()
         assert_all_readable(tmp_path, refs, 0)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 200
         os.kill(child, 0)  # it lives
     finally:
         os.kill(child, 9)

@@ -152,7 +152,7 @@ def test_files_keep_their_names_while_somebody_counts(tmp_path, refs, monkeypatc
             read.result(0.3)
         assert not os.path.exists(entry)
         counting.close()
-        assert_same_rows(read.result(20).view.block, rows_of(0, 400))
+        assert_same_rows(read.result(200).view.block, rows_of(0, 400))
     assert os.path.exists(entry)
 
 

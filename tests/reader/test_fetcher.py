@@ -135,15 +135,15 @@ try:
     helper.get("key")
 except Exception:
     print(helper._helper._process.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     helper = psutil.Process(int(parent.stdout.readline()))
     assert helper.is_running()
     parent.kill()
-    parent.wait(10)
+    parent.wait(300)
     parent.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 200
     while helper.is_running() and helper.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the helper stayed"
         time.sleep(0.02)

@@ -75,6 +75,27 @@ def test_a_step_holds_its_waits_its_work_and_what_follows_its_last_batch():
     assert log.take() == {}
 
 
+def test_copies_are_waits_and_no_computing():
+    clock = Clock()
+    log = StepLog(clock=clock)
+    metrics = Metrics(steps=log, clock=clock)
+    log.began(1)
+    for last in (False, True):
+        log.handed(Played(0, last_in_step=last))
+        clock.now += 0.25
+        metrics.copied(0.25)
+        clock.now += 2
+        log.asked()
+    steps = log.take()
+    assert (steps["seconds"], steps["between_seconds"]) == ([4.5], [2])
+    assert (
+        steps["wait_copy_seconds"]
+        == steps["wait_seconds"]
+        == [metrics.snapshot()["wait_seconds_by_cause"]["copy"]]
+        == [0.5]
+    )
+
+
 def test_a_new_epoch_begins_a_new_step_and_time_between_epochs_counts_for_none():
     clock = Clock()
     log = StepLog(clock=clock)

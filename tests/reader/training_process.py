@@ -36,7 +36,7 @@ from shardprep.reader import dataset as _loaded_before_the_fork  # noqa: F401
 from shardprep.reader.history import StateHistory
 
 PEER_DIED = 3
-MEET_S = 60.0
+MEET_S = 300.0
 
 
 class Team:

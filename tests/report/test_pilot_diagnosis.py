@@ -55,6 +55,10 @@ def test_waits_are_input_bound_with_their_main_cause():
     assert "waits for data 40% of the time, 90% of it for fetching from storage" in finding.says
     assert finding.evidence["wait_seconds_fetch"] == 9.0
     assert "more GPUs would not help" in finding.advice
+    cold = replace(HEALTHY, waits=[0.4], wait_slowest=0.4, wait_by_cause={"fetch": 3.0, "decode": 6.0, "collate": 1.0})
+    assert diagnose(cold)[0].says.endswith(
+        "40% of the time, 60% of it for decoding, 30% of it for fetching from storage"
+    )
 
 
 @pytest.mark.parametrize("cause", ["fetch", "decode", "collate", "copy", "other"])

@@ -234,12 +234,12 @@ def test_strangers_are_turned_away_and_noise_does_no_harm() -> None:
     try:
         stranger = wire_to(place)
         stranger.send(host="algo-9")
-        assert stranger.lines.get(timeout=5)["end"] == "refused"
+        assert stranger.lines.get(timeout=60)["end"] == "refused"
         stranger.close()
         for noise in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b""):
             with socket.create_connection(("127.0.0.1", place.port)) as connection:
                 connection.sendall(noise)
-            with socket.create_connection(("127.0.0.1", place.port), timeout=5) as connection:
+            with socket.create_connection(("127.0.0.1", place.port), timeout=60) as connection:
                 connection.sendall(noise or b"\n")
                 told = b"".join(iter(lambda: connection.recv(4096), b""))  # it hangs up, whatever came
                 assert b"refused" in told
@@ -254,7 +254,7 @@ def test_what_is_in_a_large_folder_is_heard() -> None:
         seen = [[f"{number:05d}-{'ü' * 100}", 1 << 40, time.time_ns()] for number in range(LOOK_ENTRIES)]
         guest = wire_to(place)
         guest.send(host="algo-2", looked={"/mnt/fsx/raw": {"entries": seen}})
-        assert place.wait(lambda: bool(place.present), 20)
+        assert place.wait(lambda: bool(place.present), 200)
         assert place.present[0].said["looked"]["/mnt/fsx/raw"]["entries"] == seen
         guest.close()
     finally:
@@ -281,7 +281,7 @@ def test_a_host_leaves_a_port_that_is_not_the_heads(tmp_path: Path, monkeypatch:
             for number in (signal.SIGINT, signal.SIGTERM):  # a host that ends heeds none
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             other.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
+            thread.join(200)
 
 
 def test_a_host_that_comes_back_is_the_same_host_and_hears_the_end() -> None:
@@ -289,27 +289,26 @@ def test_a_host_that_comes_back_is_the_same_host_and_hears_the_end() -> None:
     try:
         first = wire_to(place)
         first.send(host="algo-2", ready=True)
-        assert first.lines.get(timeout=5) == {"scheduler_port": 1}
-        assert place.wait(lambda: place.missing == ["algo-3"], 5)
+        assert first.lines.get(timeout=60) == {"scheduler_port": 1}
+        assert place.wait(lambda: place.missing == ["algo-3"], 200)
         first.close()
-        assert place.wait(lambda: place.missing == ["algo-2", "algo-3"], 5)
+        assert place.wait(lambda: place.missing == ["algo-2", "algo-3"], 200)
         again = wire_to(place)
         again.send(host="algo-2", ready=True)
-        assert again.lines.get(timeout=5) == {"scheduler_port": 1}
-        assert place.wait(lambda: place.missing == ["algo-3"], 5)
+        assert again.lines.get(timeout=60) == {"scheduler_port": 1}
+        assert place.wait(lambda: place.missing == ["algo-3"], 200)
         ending = threading.Thread(
-            target=place.end, args=("done", 0, "x"), kwargs={"patience_s": 20.0, "late": ("algo-3",)}
+            target=place.end, args=("done", 0, "x"), kwargs={"patience_s": 600.0, "late": ("algo-3",)}
         )
         ending.start()
-        assert again.lines.get(timeout=5) == {"end": "done", "exit_code": 0, "why": "x"}
+        assert again.lines.get(timeout=60) == {"end": "done", "exit_code": 0, "why": "x"}
         again.close()
         late = wire_to(place)
         late.send(host="algo-3")
-        assert late.lines.get(timeout=5)["end"] == "done"
+        assert late.lines.get(timeout=60)["end"] == "done"
         late.close()
-        began = time.monotonic()
-        ending.join(15)
-        assert time.monotonic() - began < 10
+        ending.join(200)
+        assert not ending.is_alive()
     finally:
         place.close()
 

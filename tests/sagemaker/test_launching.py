@@ -237,7 +237,7 @@ def test_the_program_prints_the_request_and_asks_nobody() -> None:
     quiet = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     done = subprocess.run(
         [sys.executable, str(program), *NEEDED, *BUILD, "--dry-run"], env=quiet, capture_output=True, text=True, check=False,
-        timeout=60,
+        timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert valid(json.loads(done.stdout))

@@ -170,7 +170,7 @@ def test_nothing_but_what_was_listed_is_served(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "secret").write_text("x")
     with hosts(tmp_path, [["a.json"]], monkeypatch, 0) as parts:
         for path in ("/files/..%2Fsecret", "/files/%2Fetc%2Fpasswd", "/../secret", "/", "/union", "/files/"):
-            connection = http.client.HTTPConnection("127.0.0.1", parts[0].server.port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", parts[0].server.port, timeout=60)
             connection.request("GET", path)
             assert connection.getresponse().status == 404, path
             connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,9 +57,15 @@ def no_thread_left() -> Iterator[None]:
     """No test leaves a thread at work. The pools of `fetch` and of s3fs stay, and are idle."""
     before = set(threading.enumerate())
     yield
-    left = [
+    deadline = time.monotonic() + 60
+    while (left := _began_since(before)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left == []
+
+
+def _began_since(before: set[threading.Thread]) -> list[str]:
+    return [
         t.name
         for t in threading.enumerate()
         if t not in before and not t.name.startswith(("shardprep-fetch", "fsspecIO", "asyncio"))
     ]
-    assert left == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_it_stays_ahead_of_the_consumer_by_so_many_bytes_and_no_more():
     results = fetch(store, wanted(1000, 10_000), ahead_bytes=100_000, limit=InFlight())  # type: ignore[arg-type]
     next(results)
     most = 100_000 // (10_000 + OBJECT_BYTES) + 2
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 200
     while store.asked < most - 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
@@ -91,12 +92,17 @@ def test_it_stays_ahead_of_the_consumer_by_so_many_bytes_and_no_more():
 
 
 def test_requests_overlap_with_the_consumer():
-    store = SlowStore(latency_s=0.02)
-    began = time.monotonic()
-    for _ in fetch(store, wanted(64), limit=InFlight(start=16, largest=16)):  # type: ignore[arg-type]
-        time.sleep(0.002)
-    assert time.monotonic() - began < 64 * 0.02 / 2
-    assert store.most > 8
+    """The first 16 requests are answered once all of them are under way: before that the consumer has nothing."""
+    store, together, answer = SlowStore(), threading.Barrier(16, timeout=200), SlowStore.get
+
+    def get(key: str, **named: object) -> bytes:
+        if int(key) < 16:
+            together.wait()
+        return answer(store, key, **named)  # type: ignore[arg-type]
+
+    store.get = get  # type: ignore[method-assign,assignment]
+    got = list(fetch(store, wanted(64), limit=InFlight(start=16, largest=16)))  # type: ignore[arg-type]
+    assert [len(value) for _, value in got] == [10] * 64  # type: ignore[arg-type]
 
 
 def test_one_object_larger_than_all_that_may_be_ahead():
@@ -112,13 +118,14 @@ def test_parts_of_objects():
 
 def test_a_consumer_who_stops_early_leaves_nothing_at_work():
     store = SlowStore(latency_s=0.01)
-    results = fetch(store, wanted(10_000), limit=InFlight())  # type: ignore[arg-type]
+    endless = (Item(f"{number:05}", 10) for number in itertools.count())
+    results = fetch(store, endless, limit=InFlight())  # type: ignore[arg-type]
     next(results)
     results.close()  # type: ignore[attr-defined]
     assert store.now == 0
     asked = store.asked
     time.sleep(0.1)
-    assert store.asked == asked < 200
+    assert store.asked == asked
 
 
 def test_an_error_of_the_callers_iterator_and_a_bug_reach_the_caller():
@@ -171,7 +178,7 @@ assert len(list(fetch(SlowStore(), wanted(100)))) == 100
 pid = os.fork()
 if pid == 0:
     os._exit(0 if len(list(fetch(SlowStore(), wanted(100)))) == 100 else 1)
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 200
 while time.monotonic() < deadline:
     done, status = os.waitpid(pid, os.WNOHANG)
     if done:
@@ -186,7 +193,7 @@ def test_the_threads_are_made_anew_after_a_fork():
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])])}
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -204,6 +211,6 @@ def test_a_program_that_ends_in_the_middle_ends():
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])])}
     done = subprocess.run(
-        [sys.executable, "-c", STILL_OPEN], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", STILL_OPEN], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (7, "")

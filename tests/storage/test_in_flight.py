@@ -118,7 +118,7 @@ def test_neither_count_nor_bytes_are_exceeded(sizes: list[int], places: int, max
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(200)
         assert not thread.is_alive()
     assert all(count <= places and (count == 1 or size <= max_bytes) for count, size in worst)
     assert limit.most <= places
@@ -142,8 +142,8 @@ def test_a_large_one_is_let_in_before_those_that_came_later():
     while limit._waiting < 2:
         time.sleep(0.001)
     limit.release(first, succeeded=True)
-    large.join(10)
-    small.join(10)
+    large.join(200)
+    small.join(200)
     assert order == ["large", "small"]
 
 

@@ -168,7 +168,7 @@ def test_the_scratch_folder_is_on_disk(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_put_of_a_large_file_holds_few_parts_of_it(s3_env: SeaweedFS, s3_root: str):
-    """Peak memory of a process that puts 300 MB, against one that puts 20 MB."""
+    """Peak memory of a process that puts 120 MB, against one that puts 20 MB."""
     code = (
         "import resource, sys\nfrom shardprep.storage.spool import spool\nfrom shardprep.storage.store import open_store\n"
         "store = open_store(sys.argv[1])\n"
@@ -178,7 +178,7 @@ def test_a_put_of_a_large_file_holds_few_parts_of_it(s3_env: SeaweedFS, s3_root:
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
     peaks = []
-    for megabytes in ("20", "300"):
+    for megabytes in ("20", "120"):
         done = subprocess.run(
             [sys.executable, "-c", code, s3_root, megabytes], capture_output=True, text=True, check=False
         )

@@ -130,4 +130,4 @@ def test_a_wait_ends_when_the_consumer_has_gone():
 
     with stop_retrying_when(stopped), pytest.raises(Unavailable):
         retry(call, RetryPolicy(base_s=60, cap_s=60), explain=explain, limit=InFlight())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40

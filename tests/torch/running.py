@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.servers import free_port
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def environment(**more: object) -> dict[str, str]:
@@ -23,7 +18,7 @@ def environment(**more: object) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in more.items()}}
 
 
-def ranks(world: int, program: str | Path, *arguments: object, timeout_s: float = 60) -> list[str]:
+def ranks(world: int, program: str | Path, *arguments: object, timeout_s: float = 300) -> list[str]:
     """Run a program as so many ranks, without torchrun; return what each printed."""
     port = free_port()
     command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
@@ -48,7 +43,7 @@ def ranks(world: int, program: str | Path, *arguments: object, timeout_s: float 
     return [out for out, _ in said]
 
 
-def torchrun(world: int, program: Path, *arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def torchrun(world: int, program: Path, *arguments: object, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """Run a program under torchrun."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-addr", "127.0.0.1",

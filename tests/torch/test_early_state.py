@@ -38,5 +38,5 @@ loader = shardprep.open({str(shards)!r}, cache_dir={str(tmp_path / "cache")!r}).
 workers = DataLoader(ShardIterable(loader), batch_size=None, num_workers=2, multiprocessing_context="fork")
 print(sum(int(batch.weight.sum()) for batch in workers) == loader.plan.sets[0].histogram.rows)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "True\n", done.stderr

@@ -42,14 +42,12 @@ def test_c53_a_killed_worker_is_an_error_at_its_own_place(dataset, persistent):
     whole = played(TorchLoader(dataset.loader(**POLICY)))
     with TorchLoader(dataset.loader(**POLICY), num_workers=2, persistent_workers=persistent) as loader:
         got, state = [], loader.state_dict()
-        started = time.monotonic()
         with pytest.raises(WorkerError) as raised:  # noqa: PT012
             for batch in loader:
                 if not got:
                     os.kill(worker_pids()[1], signal.SIGKILL)
                 got.append(seen(batch))
                 state = loader.state_dict()
-        assert time.monotonic() - started < 20
         assert got == whole[: len(got)]
         assert 0 < len(got) < len(whole)
         said = str(raised.value)
@@ -83,7 +81,7 @@ def test_c53_a_damaged_shard_is_named_at_its_own_place(shards, tmp_path):
 
 def test_c53_stop_iteration_is_an_error_and_not_the_end():
     class Failing:
-        ahead = 1
+        ahead, makes_alone = 1, False
 
         def __enter__(self):
             return self
@@ -148,10 +146,10 @@ for batch in loader:
     pids = [child.pid for child in psutil.Process().children() if "shardprep.reader.worker" in " ".join(child.cmdline())]
     forked = os.fork()  # holds all sockets open
     if not forked:
-        time.sleep(8)
+        time.sleep(600)
         os._exit(0)
     print(*pids, forked, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -160,13 +158,13 @@ def test_workers_end_with_their_parent(shards, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as parent:
         *pids, forked = map(int, parent.stdout.readline().split())
-        assert len(pids) == 2
-        assert all(map(psutil.pid_exists, pids))
-        parent.kill()
-        until = time.monotonic() + 10
-        while any(map(alive, pids)) and time.monotonic() < until:
-            time.sleep(0.05)
         try:
+            assert len(pids) == 2
+            assert all(map(psutil.pid_exists, pids))
+            parent.kill()
+            until = time.monotonic() + 200
+            while any(map(alive, pids)) and time.monotonic() < until:
+                time.sleep(0.05)
             assert not any(map(alive, pids))
         finally:
             os.kill(forked, signal.SIGKILL)
@@ -199,6 +197,14 @@ def test_a_pool_left_alone_ends_its_workers(dataset):
     del iterator, loader
     assert pids
     assert not any(map(alive, pids))
+
+
+def test_the_first_batch_does_not_wait_for_the_workers_to_start(dataset, monkeypatch):
+    monkeypatch.setattr("shardprep.reader.workers.PROGRAM", "import time; time.sleep(600)")
+    first = next(iter(dataset.loader(**POLICY)))
+    iterator = iter(TorchLoader(dataset.loader(**POLICY), num_workers=2))
+    assert next(iterator).ids == first.ids
+    iterator.close()
 
 
 def test_words_for_ends():

@@ -17,17 +17,20 @@ import pytest
 import torch
 
 from tests.torch.running import ROOT, environment, free_port
+from tests.training.held import steps_in
 
 PROGRAM = ROOT / "pipelines/train.py"
-WAIT_S = 240  # generous: machines are busy
+HELD = Path(__file__).with_name("held.py")
+WAIT_S = 400  # generous: machines are busy
 
 
-def command(words: list[str], ranks: int) -> list[str]:
+def command(words: list[str], ranks: int, hold_at: int | None = None) -> list[str]:
+    program = [str(PROGRAM)] if hold_at is None else [str(HELD), str(PROGRAM), str(hold_at)]
     if ranks == 1:
-        return [sys.executable, str(PROGRAM), *words]
+        return [sys.executable, *program, *words]
     return [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1",
-        "--master-port", str(free_port()), str(PROGRAM), *words,
+        "--master-port", str(free_port()), *program, *words,
     ]  # fmt: skip
 
 
@@ -39,20 +42,13 @@ def play(words: list[str], ranks: int) -> str:
     return done.stdout
 
 
-def steps_in(folder: Path) -> int:
-    """Return the last step that the budget log tells; a line that is being written does not count."""
-    path = folder / "budget.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return max((record["step"] for record in map(json.loads, lines) if record["event"] == "step"), default=0)
-
-
 def killed_at(step: int, words: list[str], ranks: int, folder: Path, number: signal.Signals) -> int:
     """Run until a step is done, then send the signal to all ranks; return the exit code."""
     with subprocess.Popen(
-        command(words, ranks), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(words, ranks, hold_at=step), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as running:
         deadline = time.monotonic() + WAIT_S
-        while steps_in(folder) < step:
+        while steps_in(folder / "budget.jsonl") < step:
             assert running.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.003)
@@ -84,7 +80,7 @@ def test_killed_at_a_random_step_on_one_rank_to_the_same_bits(train):
     assert train(*words, model="dropout", run="whole") == 0
     folder = train.folder / "run"
     assert killed_at(step, train.words(*words, model="dropout"), 1, folder, signal.SIGKILL) == -signal.SIGKILL
-    before = steps_in(folder)
+    before = steps_in(folder / "budget.jsonl")
     (folder / ".step-000000999.pt.tmp").write_bytes(b"half of one")  # as a kill in the middle of a save leaves
     assert train(*words, model="dropout") == 0
     whole, again = train.weights("whole"), train.weights()
@@ -183,7 +179,7 @@ def test_sigterm_to_one_of_two_ranks_saves_on_both(train):
     words = ("--epochs", 60)
     folder = train.folder / "run"
     with subprocess.Popen(command(train.words(*words), 2), env=environment(), stderr=subprocess.DEVNULL) as running:
-        while steps_in(folder) < 9:
+        while steps_in(folder / "budget.jsonl") < 9:
             assert running.poll() is None
             time.sleep(0.01)
         trainers = [one.pid for one in psutil.Process(running.pid).children() if str(PROGRAM) in one.cmdline()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
-import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -103,28 +104,22 @@ def test_an_early_stop_puts_out_the_best_and_not_the_last(train, capsys):
     assert json.loads((train.folder / "run/curve.jsonl").read_text().splitlines()[0])["mode"] == "min"
 
 
-def test_sigterm_saves_and_the_next_run_goes_on_to_the_same_weights(train, capsys):
+def test_sigterm_saves_and_the_next_run_goes_on_to_the_same_weights(train, monkeypatch, capsys):
     assert train("--epochs", 8, model="dropout", run="whole") == 0
-    ended = threading.Event()
+    clip, steps = torch.nn.utils.clip_grad_norm_, itertools.count(1)
 
-    def ask() -> None:
-        log = train.folder / "run/budget.jsonl"
-        while not ended.wait(0.002):
-            if log.exists() and log.read_text().count('"event": "step"') > 10:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+    def asked(*given: object) -> torch.Tensor:
+        if next(steps) == 11:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return clip(*given)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", asked)
         code = train("--epochs", 8, model="dropout")
-    finally:
-        ended.set()
-        asking.join()
     assert code == 128 + signal.SIGTERM
     stopped = train.status()
     assert stopped["ending"] == "interrupted"
-    assert 10 <= stopped["step"] < 56
+    assert stopped["step"] == 11
     assert not (train.folder / "run/model").exists()
     assert "A checkpoint is saved: start again to go on" in capsys.readouterr().out
     assert train("--epochs", 8, model="dropout") == 0
@@ -134,16 +129,18 @@ def test_sigterm_saves_and_the_next_run_goes_on_to_the_same_weights(train, capsy
 
 
 def test_max_runtime_ends_in_time_with_a_checkpoint(train):
-    began = time.monotonic()
     import train as program
 
-    spent = time.monotonic() - program.STARTED  # of this process, which was imported long ago
-    assert train("--epochs", 100_000, "--max-runtime", spent + 4, "--evaluate-every", 50) == 0
-    assert time.monotonic() - began < 40  # 4 s, and a slow machine
-    status = train.status()
-    assert status["ending"] == "max runtime"
-    assert 0 < status["step"] == max(int(path.stem[5:]) for path in (train.folder / "run").glob("step-*.pt"))
-    assert (train.folder / "run/model/config.json").exists()
+    for seconds in (3, 12, 48):  # a machine that is busy may need more for its first step
+        run, spent = f"run-{seconds}", time.monotonic() - program.STARTED  # of this process, imported long ago
+        words = ("--epochs", 100_000, "--max-runtime", spent + seconds, "--evaluate-every", 50)
+        assert train(*words, run=run) == 0
+        status = train.status(run)
+        assert status["ending"] == "max runtime"
+        if status["step"]:
+            break
+    assert 0 < status["step"] == max(int(path.stem[5:]) for path in (train.folder / run).glob("step-*.pt"))
+    assert (train.folder / run / "model/config.json").exists()
 
 
 def test_a_budget_counts_all_runs_and_the_next_one_ends_at_once(train, capsys):
@@ -155,7 +152,10 @@ def test_a_budget_counts_all_runs_and_the_next_one_ends_at_once(train, capsys):
     assert train(*words, "--max-usd", elapsed + 3) == 0
     first = train.status()
     assert first["ending"] == "budget"
-    assert elapsed < first["spent_usd"] <= elapsed + 6  # 3 s, and a slow machine
+    records = [json.loads(line) for line in (train.folder / "run/budget.jsonl").read_text().splitlines()]
+    startup = max(one["startup_s"] for one in records if one["event"] == "run") - elapsed
+    longest = max(after["run_s"] - before["run_s"] for before, after in pairwise(records))
+    assert elapsed < first["spent_usd"] <= elapsed + 3 + startup + longest  # a step that began in time may end later
     capsys.readouterr()
     assert train(*words, "--max-usd", elapsed + 3) == 0
     second = train.status()

@@ -35,7 +35,7 @@ def main(job):
             checkpoints.save(step, {"reader": state}, files=[f"model-{step}.json"])
             tell(saved=step)
 
-        rows = []
+        rows, lines = [], 0
         with GracefulStop(save, save_every_s=job.get("save_every_s")) as stop:
             if loader.upcoming_state()["epoch"] == 0:
                 for batch in loader:
@@ -43,8 +43,9 @@ def main(job):
                     rows += [name for name, weight in zip(batch.ids, batch.weight, strict=True) if weight]
                     if batch.last_in_step:
                         tell(rows=rows)
-                        rows = []
-                        time.sleep(job["step_seconds"])
+                        rows, lines = [], lines + 1
+                        # Slow from a step on: whoever waits for that step finds it at work, however busy the machine is.
+                        time.sleep(1 if lines >= job.get("slow_after", 1e9) else job["step_seconds"])
                         if stop.after_step():
                             break
                 else:

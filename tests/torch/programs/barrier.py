@@ -9,7 +9,7 @@ import torch.distributed as dist
 import shardprep
 from shardprep.torch import TorchLoader
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+dist.init_process_group("gloo", timeout=timedelta(minutes=5))
 dataset = shardprep.open(sys.argv[1], cache_dir=sys.argv[2])
 said = {}
 for tail in ("drop", "pad"):

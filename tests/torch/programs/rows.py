@@ -15,7 +15,7 @@ from shardprep.reader.history import StateHistory
 from shardprep.torch import TorchLoader
 
 shards, folder, die_at, save_every = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+dist.init_process_group("gloo", timeout=timedelta(minutes=5))
 rank = dist.get_rank()
 dataset = shardprep.open(shards, cache_dir=folder / "cache")
 loader = TorchLoader(dataset.loader(batch_tokens=300, slots=6, accumulate=2, seed=2), num_workers=rank % 2)
