@@ -91,14 +91,14 @@ def test_an_exception_inside_decoding_surfaces_as_an_error(made, tmp_path, monke
 
 @pytest.mark.parametrize("raised", [StopIteration(), KeyError("x"), MemoryError()])
 def test_an_exception_inside_collating_surfaces_at_its_own_place(made, tmp_path, monkeypatch, raised):
-    batch = Collator.batch
+    batches = Collator.batches
 
-    def failing(self, spec, views, **facts):
-        if spec.round == 40:
+    def failing(self, specs, *given):
+        if any(spec.round == 40 for spec in specs):
             raise raised
-        return batch(self, spec, views, **facts)
+        return batches(self, specs, *given)
 
-    monkeypatch.setattr(Collator, "batch", failing)
+    monkeypatch.setattr(Collator, "batches", failing)
     loader = shardprep.open(made.root, cache_dir=tmp_path / "cache").loader(batch_size=8, num_threads=2)
     seen = []
     with pytest.raises((RuntimeError, KeyError, MemoryError)):
