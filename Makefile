@@ -85,7 +85,8 @@ test-slow: $(VENV)/.test  ## run the long proofs
 
 # CI: Hypothesis draws the same examples each time.
 check: export CI := true
-check: format lint types floors docs sample-twice coverage  ## all that CI runs
+check: $(VENV)/.dev  ## all that CI runs; the tests often wait, and the others use that time
+	$(MAKE) --no-print-directory -j 2 coverage format lint floors types docs sample-twice
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -103,7 +104,7 @@ docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The first command of the README, on a folder of its own; the second time it must find the work done.
-sample-twice: $(VENV)/.run
+sample-twice: $(VENV)/.dev
 	rm -rf build/check
 	$(MAKE) --no-print-directory shards OUTPUT=build/check
 	$(MAKE) --no-print-directory shards OUTPUT=build/check
