@@ -80,3 +80,27 @@ def s3_faults(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def s3_root() -> str:
     """A place of its own for each test."""
     return f"s3://{BUCKET}/t-{uuid.uuid4().hex[:12]}"
+
+
+# Long ones of which shorter ones of the same kind are in the quick suite: `make test-slow` runs them all.
+LONG = (
+    "test_docs.py::test_the_snippets_of_a_page_run[training.md]",
+    "test_C30_crash_and_full_disk.py::test_killed_ten_times_and_then_left_alone",
+    "test_processing.py::TestInTheMiddle::test_a_stopped_job_continues_when_it_is_run_again[2-15]",
+    "test_recordio_build.py::test_the_kth_put_fails",
+    "test_build_s3.py::test_a_small_object_changes_after_the_listing[False]",
+    "test_build_s3.py::test_a_large_object_between_two_of_its_ranges[cannot be read]",
+    "test_build_s3.py::test_a_large_object_between_two_of_its_ranges[is deleted]",
+    "test_build_s3.py::test_credentials_that_end_in_the_middle_set_nobody_aside[InvalidAccessKeyId]",
+    "test_build_s3.py::test_credentials_that_end_in_the_middle_set_nobody_aside[SignatureDoesNotMatch]",
+    "test_build_s3.py::test_one_key_always_fails[rule1-unreadable_object]",
+    "test_signals.py::test_a_signal_ends_the_job_in_a_few_words[15-True-tasks_are_staged]",
+    "test_signals.py::test_a_signal_ends_the_job_in_a_few_words[2-True-tasks_are_staged]",
+    "test_transformers.py::test_training_killed_and_resumed_is_training",
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid.endswith(LONG):
+            item.add_marker(pytest.mark.slow)
